@@ -1,0 +1,96 @@
+"""How one request wants its tokens chosen and when it wants them to end.
+
+Plain data: the scheduler reads the limits, the sampler the rest. Ranges are checked in one place, `validate`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from engine.errors import InvalidValueError
+
+MAX_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Parameters of one request; the defaults are those of the OpenAI API where it has the field.
+
+    The random numbers of a sequence depend only on (seed, position); child i of n uses seed + i. `seed=None` lets
+    the engine draw one when the request is added.
+    """
+
+    n: int = 1
+    temperature: float = 1.0  # 0 = greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 or -1 = off
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0  # over the output (OpenAI)
+    frequency_penalty: float = 0.0  # over the output (OpenAI)
+    repetition_penalty: float = 1.0  # over prompt + output (Hugging Face)
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
+    stop: tuple[str, ...] = ()  # matched in the text, across tokens
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = 0  # no end token and no stop string before that many output tokens
+    max_tokens: int | None = 16  # None = what is left of max_model_len and of the pool
+    logprobs: int | None = None  # None = none; k = the sampled token's and the k best, 0 <= k <= 20
+    skip_special_tokens: bool = True
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is taken, with no random number."""
+        return self.temperature == 0.0
+
+    def validate(self, vocab_size: int) -> None:
+        """Check every range against `vocab_size` (tokens).
+
+        Raises:
+            InvalidValueError: names the field, its value and the range.
+        """
+        _number("temperature", self.temperature, 0.0, 2.0)
+        _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
+        _integer("n", self.n, 1)
+        _integer("top_k", self.top_k, -1)
+        _integer("min_tokens", self.min_tokens, 0)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1)
+            if self.min_tokens > self.max_tokens:
+                raise InvalidValueError("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.seed is not None:
+            _integer("seed", self.seed, -(2**63), 2**63 - 1)
+        for text in self.stop:
+            if not isinstance(text, str) or not text:
+                raise InvalidValueError("stop", text, "non-empty strings")
+        for token_id in self.stop_token_ids:
+            _token_id("stop_token_ids", token_id, vocab_size)
+        for token_id, bias in self.logit_bias:
+            _token_id("logit_bias", token_id, vocab_size)
+            _number("logit_bias", bias, -100.0, 100.0)
+
+
+def _number(param: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+    ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not (ok and (low < value if open_low else low <= value) and value <= high):  # type: ignore[operator]
+        top = "∞)" if math.isinf(high) else f"{high:g}]"
+        raise InvalidValueError(param, value, f"a number in {'(' if open_low else '['}{low:g}, {top}")
+
+
+def _integer(param: str, value: object, low: int, high: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        limit = f"an integer >= {low}" if high is None else f"an integer in [{low}, {high}]"
+        raise InvalidValueError(param, value, limit)
+
+
+def _token_id(param: str, value: object, vocab_size: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < vocab_size:
+        raise InvalidValueError(param, value, f"a token id in [0, {vocab_size - 1}]")
