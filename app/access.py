@@ -17,12 +17,16 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Role(IntEnum):
-    """What a caller may do; each role may do all that the ones below it may."""
+    """What a caller may do. Not a ladder: whoever reads the state may not generate, and the other way round."""
 
     OPEN = 0  # no key: health checks, the login form, static files
     INFERENCE = 1  # /v1, tokenize, the chat page and its API
-    READ_ONLY = 2  # also pages, state, metrics
-    ADMIN = 3  # also limits, pause, aborts, the audit log
+    READ_ONLY = 2  # pages, state, metrics
+    ADMIN = 3  # everything: also limits, pause, aborts, the audit log
+
+    def may(self, needed: Role) -> bool:
+        """Whether a caller of this role may call what needs `needed`; the only comparison of roles there is."""
+        return needed is Role.OPEN or self is Role.ADMIN or self is needed
 
     @property
     def label(self) -> str:
