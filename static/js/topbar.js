@@ -1,0 +1,128 @@
+// The bar and the banner of every page: how the engine is, ten times a second at most, in fixed widths.
+
+import { brief, count, icon, page, setText } from "./page.js";
+import { engineStream } from "./stream.js";
+
+const REFRESH_MS = 100;
+const LOOK = {
+  CONNECTING: ["stale", ""],
+  LIVE: ["live", "chip-ok"],
+  "VIEW PAUSED": ["eye-off", ""],
+  "ENGINE PAUSED": ["hold", "chip-warn"],
+  "ENGINE DEAD": ["alert", "chip-danger"],
+  STALE: ["stale", "chip-warn"],
+  DISCONNECTED: ["off", "chip-danger"],
+};
+const byId = (id) => document.getElementById(id);
+
+function showConnection(connection) {
+  const chip = byId("bar-state");
+  if (chip) {
+    const [glyph, look] = LOOK[connection.status];
+    const isLate = connection.status === "STALE" || connection.status === "DISCONNECTED";
+    const age = isLate && connection.age_ms !== null ? ` ${Math.round(connection.age_ms / 1000)} s` : "";
+    if (chip.dataset.state !== connection.status) {
+      chip.dataset.state = connection.status;
+      chip.className = `chip ${look}`.trim();
+      chip.querySelector("use").setAttribute("href", `#i-${glyph}`);
+    }
+    setText(chip.querySelector("span"), connection.status + age);
+    chip.title = isLate ? "Time since the last frame from the engine" : "";
+  }
+  showBanner(connection);
+}
+
+function bannerText(connection) {
+  if (connection.dead) return ["The engine has stopped: ", String(connection.dead), "banner banner-danger", "alert"];
+  if (connection.engine_paused) return ["The engine is paused for everyone: ", connection.pause_reason || "no reason given", "banner", "hold"];
+  if (connection.draining) return ["The engine is draining: ", "what runs is finished, new requests are refused", "banner", "hold"];
+  return null;
+}
+
+function showBanner(connection) {
+  const banner = byId("engine-banner");
+  if (!banner) return;
+  const text = bannerText(connection);
+  const key = text ? text.join("") : "";
+  if (banner.dataset.text === key) return;
+  banner.dataset.text = key;
+  banner.hidden = !text;
+  if (!text) {
+    banner.replaceChildren();
+    return;
+  }
+  const [lead, detail, look, glyph] = text;
+  banner.className = look;
+  const strong = document.createElement("strong");
+  strong.textContent = lead;
+  const words = document.createElement("span");
+  words.className = "grow";
+  words.append(strong, detail);
+  banner.replaceChildren(icon(glyph), words);
+}
+
+function showNumbers(state) {
+  setText(byId("bar-step"), count(state.step));
+  setText(byId("bar-steps-rate"), brief(state.rates?.steps_per_s));
+  setText(byId("bar-tokens-rate"), brief(state.rates?.tokens_per_s));
+  setText(byId("bar-running"), `${state.running.length}/${state.limits?.max_num_seqs ?? "–"}`);
+  setText(byId("bar-waiting"), count(state.waiting_total));
+  showKv(state.kv);
+}
+
+function showKv(kv) {
+  const bar = byId("bar-kv");
+  if (!bar || !kv) return;
+  const total = kv.num_blocks || 1;
+  for (const name of ["used", "shared", "cached"]) bar.querySelector(`.${name}`).style.width = `${(100 * kv[name]) / total}%`;
+  const percent = (100 * (kv.used + kv.shared)) / total;
+  setText(byId("bar-kv-value"), `${percent > 0 && percent < 10 ? percent.toFixed(1) : Math.round(percent)} %`);
+  const text = `KV cache: ${kv.used} blocks used, ${kv.shared} shared, ${kv.cached} cached, ${kv.free} free, ${kv.num_blocks} in all`;
+  if (bar.getAttribute("aria-label") !== text) {
+    bar.setAttribute("aria-label", text);
+    bar.title = text;
+  }
+}
+
+const THEMES = { system: ["system", "Theme: follows the system"], light: ["sun", "Theme: light"], dark: ["moon", "Theme: dark"] };
+
+function wireTheme() {
+  const button = byId("theme-toggle");
+  if (!button) return;
+  const root = document.documentElement;
+  const show = () => {
+    const [glyph, text] = THEMES[root.dataset.theme ?? "system"];
+    button.querySelector("use").setAttribute("href", `#i-${glyph}`);
+    setText(button.querySelector(".sr-only"), text);
+    button.title = text;
+  };
+  button.addEventListener("click", () => {
+    const order = ["system", "light", "dark"];
+    const next = order[(order.indexOf(root.dataset.theme ?? "system") + 1) % order.length];
+    if (next === "system") delete root.dataset.theme;
+    else root.dataset.theme = next;
+    try {
+      localStorage.setItem("pagedeck.theme", next);
+    } catch {
+      // It holds for this page only.
+    }
+    dispatchEvent(new CustomEvent("pagedeck:theme", { detail: next }));
+    show();
+  });
+  show();
+}
+
+wireTheme();
+if ((page.role === "admin" || page.role === "read-only") && byId("bar-state")) {
+  let timer = null;
+  let shownAt = 0;
+  const refresh = () => {
+    timer = null;
+    shownAt = performance.now();
+    showNumbers(engineStream.state);
+  };
+  const soon = () => {
+    timer ??= setTimeout(refresh, Math.max(0, REFRESH_MS - (performance.now() - shownAt)));
+  };
+  engineStream.subscribe({ onKey: soon, onDelta: soon, onState: showConnection });
+}
