@@ -79,6 +79,7 @@ class EngineStream {
     this.frameAt = 0;
     this.startedAt = Date.now();
     this.engine = { paused: false, pause_reason: null, draining: false, dead: null };
+    this.liveStep = null; // the engine's own step, also while the view is paused
   }
 
   subscribe(subscriber) {
@@ -135,7 +136,8 @@ class EngineStream {
     this.check();
   }
 
-  takeEngine({ paused, pause_reason, draining, dead }) {
+  takeEngine({ step, paused, pause_reason, draining, dead }) {
+    this.liveStep = step ?? this.liveStep;
     this.engine = { paused: Boolean(paused), pause_reason: pause_reason ?? null, draining: Boolean(draining), dead: dead || null };
   }
 
