@@ -1,15 +1,16 @@
 """Errors of the engine, typed so that each caller can tell whose fault it was.
 
-    EngineError
-    ├── RequestError                 costs one request, the engine goes on
-    │   ├── InvalidValueError        a field's value is outside its range (HTTP 400, `param` = the field)
-    │   ├── RequestTooLongError      can never fit max_model_len or the usable pool (HTTP 400)
-    │   ├── QueueFullError           the waiting queue is at its bound (HTTP 503 with Retry-After)
-    │   └── EngineDrainingError      shutting down, no new work (HTTP 503)
-    ├── EngineDeadError              a step failed; every request fails until a restart (HTTP 503)
-    ├── LimitsError                  a staged limit is out of range (HTTP 422)
-    ├── StaleLimitsError             the limits changed since they were read (HTTP 412)
-    └── StartupError                 the engine cannot start as configured; the message says what would work
+EngineError
+├── RequestError                 costs one request, the engine goes on
+│   ├── InvalidValueError        a field's value is outside its range (HTTP 400, `param` = the field)
+│   ├── RequestTooLongError      can never fit max_model_len or the usable pool (HTTP 400)
+│   ├── QueueFullError           the waiting queue is at its bound (HTTP 503 with Retry-After)
+│   └── EngineDrainingError      shutting down, no new work (HTTP 503)
+├── EngineDeadError              a step failed; every request fails until a restart (HTTP 503)
+├── NotPausedError               single steps were asked for while the engine runs freely (HTTP 409)
+├── LimitsError                  a staged limit is out of range (HTTP 422)
+├── StaleLimitsError             the limits changed since they were read (HTTP 412)
+└── StartupError                 the engine cannot start as configured; the message says what would work
 """
 
 from __future__ import annotations
@@ -58,6 +59,10 @@ class EngineDrainingError(RequestError):
 
 class EngineDeadError(EngineError):
     """The engine's step loop failed; the message carries the cause."""
+
+
+class NotPausedError(EngineError):
+    """Single steps need a paused engine."""
 
 
 class LimitsError(EngineError):

@@ -38,7 +38,7 @@ class Added(NamedTuple):
 
     seq_id: str
     request_id: str
-    index: int  # which of the request's n sequences
+    choice_index: int  # which of the request's n sequences
     source: str  # who asked: "chat", "v1", "bench", ...
     priority: int
     queue_index: int  # number of the arrival; ties are broken by it
@@ -72,7 +72,7 @@ class Forked(NamedTuple):
 
     parent_id: str
     seq_id: str
-    index: int
+    choice_index: int
     queue_index: int
 
 

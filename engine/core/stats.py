@@ -14,6 +14,7 @@ from typing import NamedTuple
 from engine.core.events import Blocked, BlockEvent, Changes, CommandRecord, Finished, Record, StepRecord
 from engine.core.limits import Limits
 from engine.core.policy import queue_key
+from engine.outputs import SequenceStats
 
 BLOCK_STATES = ("free", "cached", "used", "shared")
 
@@ -77,12 +78,35 @@ class FoldedSequence:
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None
+    token_gaps_s: list[float] = field(default_factory=list)  # between consecutive tokens, steps' ends
 
     def row(self) -> SequenceRow:
         """The comparable part."""
         return SequenceRow(
             self.seq_id, self.status, self.priority, self.num_prompt_tokens, self.num_output_tokens,
             self.num_computed_tokens, self.num_cached_tokens, tuple(self.block_table), self.num_preemptions,
+        )  # fmt: skip
+
+    def stats(self, record: Record) -> SequenceStats:
+        """Counts and intervals at its end, which `record` tells."""
+        ended_at = record.ended_at if isinstance(record, StepRecord) else record.at
+        gaps = sorted(self.token_gaps_s)
+
+        def since(start: float | None, end: float | None) -> float | None:
+            return None if start is None or end is None else end - start
+
+        def percentile(share: float) -> float | None:
+            return gaps[min(len(gaps) - 1, int(share * len(gaps)))] if gaps else None
+
+        return SequenceStats(
+            self.num_prompt_tokens, self.num_output_tokens, self.num_cached_tokens, self.num_preemptions,
+            self.num_recomputed_tokens, self.peak_num_blocks,
+            queue_s=since(self.arrival_time, self.first_scheduled_time),
+            prefill_s=since(self.first_scheduled_time, self.first_token_time),
+            ttft_s=since(self.arrival_time, self.first_token_time),
+            decode_s=since(self.first_token_time, self.last_token_time),
+            e2e_s=ended_at - self.arrival_time,
+            itl_p50_s=percentile(0.5), itl_p99_s=percentile(0.99), finish_step=record.step,
         )  # fmt: skip
 
 
@@ -190,7 +214,7 @@ class Fold:
                 if computed.num_sampled:
                     self._sampled(sequence, record)
             for fork in changes.forked:
-                self._fork(fork.parent_id, fork.seq_id, fork.index, fork.queue_index, record)
+                self._fork(fork.parent_id, fork.seq_id, fork.choice_index, fork.queue_index, record)
         for finished in changes.finished:
             sequence = self.sequences.pop(finished.seq_id)
             self.running.pop(finished.seq_id, None)
@@ -223,8 +247,10 @@ class Fold:
         self.counters.generation_tokens += 1
         for observer in self.on_token:
             observer(sequence, record)
-        if sequence.first_token_time is None:
+        if sequence.last_token_time is None:
             sequence.first_token_time = record.ended_at
+        else:
+            sequence.token_gaps_s.append(record.ended_at - sequence.last_token_time)
         sequence.last_token_time = record.ended_at
 
     def _fork(self, parent_id: str, seq_id: str, index: int, queue_index: int, record: StepRecord) -> None:

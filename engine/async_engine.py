@@ -1,0 +1,479 @@
+"""The engine on a thread of its own: one writer, one inbox, one hop out per step.
+
+The event loop puts commands into a bounded inbox. The engine thread applies them between two steps, runs steps while
+there is work, and hands everything that happened back in one `call_soon_threadsafe`. On the loop the records are
+folded into `state`, kept in `trace`, shown to the listeners, and the deltas routed to the requests' streams. So the
+loop reads `state` and `trace` without locks, and the engine thread never waits for a reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import secrets
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from engine.core.events import Changes, CommandRecord, Finished, Record
+from engine.core.limits import Limits
+from engine.core.stats import Fold, FoldedSequence
+from engine.core.trace import TraceRing
+from engine.engine import Engine, Request, StepResult
+from engine.errors import EngineDeadError, EngineDrainingError, EngineError, QueueFullError, RequestError
+from engine.outputs import AbortReceipt, SequenceDelta, SequenceStats
+
+logger = logging.getLogger("pagedeck.engine")
+
+T = TypeVar("T")
+Listener = Callable[[Sequence[Record]], None]
+
+INBOX_SIZE = 8192
+MAX_COMMANDS_PER_DRAIN = 1024
+
+
+@dataclass(slots=True)
+class _Command:
+    """One call to run on the engine thread: `call` returns (value for the caller, what to publish)."""
+
+    call: Callable[[], tuple[Any, list[StepResult]]]
+    future: asyncio.Future[Any]
+
+
+@dataclass(slots=True)
+class _Publication:
+    """What one hop carries to the loop, in order: results, then answers to the commands they came from."""
+
+    results: list[StepResult] = field(default_factory=list)
+    answers: list[tuple[asyncio.Future[Any], Any, Exception | None]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.results or self.answers)
+
+
+class RequestStream(AsyncIterator[SequenceDelta]):
+    """The deltas of one request's sequences; ends after the last of them has finished."""
+
+    def __init__(self, request_id: str, n: int) -> None:
+        self.request_id = request_id
+        self._num_open = n
+        self._deltas: asyncio.Queue[SequenceDelta | EngineError] = asyncio.Queue()
+
+    def __aiter__(self) -> RequestStream:
+        return self
+
+    async def __anext__(self) -> SequenceDelta:
+        """The next delta.
+
+        Raises:
+            EngineDeadError: the engine died; nothing more will come.
+        """
+        if self._num_open == 0:
+            raise StopAsyncIteration
+        item = await self._deltas.get()
+        if isinstance(item, EngineError):
+            self._num_open = 0
+            raise item
+        if item.finish_reason is not None:
+            self._num_open -= 1
+        return item
+
+    def put(self, item: SequenceDelta | EngineError) -> None:
+        """For the engine: what comes next."""
+        self._deltas.put_nowait(item)
+
+
+class AsyncEngine:
+    """All methods are called on the event loop that called `start`.
+
+    Args:
+        engine: the engine to own; nobody else may touch it from now on.
+        stuck_after_s: a step that takes longer than this makes `is_stuck` true.
+        max_records: size of the trace ring.
+    """
+
+    def __init__(self, engine: Engine, *, stuck_after_s: float = 30.0, max_records: int = 1024) -> None:
+        self.info = engine.info
+        self.tokenizer = engine.tokenizer
+        self.start_limits = engine.start_limits
+        self.epoch = secrets.token_hex(4)
+        self.state = Fold(engine.info.num_blocks, engine.start_limits)
+        self.trace = TraceRing(max_records)
+        self.is_ready = False
+        self._engine = engine
+        self._stuck_after_s = stuck_after_s
+        self._inbox: queue.Queue[_Command | None] = queue.Queue(INBOX_SIZE)
+        self._streams: dict[str, RequestStream] = {}
+        self._num_open: dict[str, int] = {}
+        self._listeners: list[Listener] = []
+        self._stats: dict[str, SequenceStats] = {}
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_stopping = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._dead_reason: str | None = None
+        self._step_started_at: float | None = None  # written by the engine thread, read by anyone
+        self._steps_wanted = 0  # engine thread only: single steps still to run while paused
+        self._step_waiters: list[asyncio.Future[Any]] = []  # engine thread only
+        self.state.on_finished.append(self._keep_stats)
+
+    # ---- life --------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the engine thread."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+        self.is_ready = True
+
+    async def stop(self, timeout_s: float = 1.0) -> None:
+        """Refuse new work, give what runs `timeout_s` seconds, abort the rest, and end the thread."""
+        if self._thread is None:
+            return
+        if not self.is_dead:
+            with contextlib.suppress(EngineError):
+                await self.drain()
+                if not self.state.is_paused:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._idle.wait(), timeout_s)
+                for request_id in list(self._streams):
+                    await self.abort(request_id)
+        self._is_stopping = True
+        self._inbox.put(None)
+        await asyncio.to_thread(self._thread.join)
+        self._thread = None
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the step loop has failed."""
+        return self._dead_reason is not None
+
+    @property
+    def dead_reason(self) -> str | None:
+        """Why, if it has."""
+        return self._dead_reason
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether new requests are refused because the engine is about to stop."""
+        return self.state.is_draining
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the present step has been running for longer than the limit."""
+        started_at = self._step_started_at
+        return started_at is not None and self.now() - started_at > self._stuck_after_s
+
+    def now(self) -> float:
+        """The engine's monotonic clock, in seconds: the one in records and rows."""
+        return self._engine.clock()
+
+    def add_listener(self, listener: Listener) -> None:
+        """Have `listener` called on the loop with each batch of records, after `state` took them."""
+        self._listeners.append(listener)
+
+    def remove_listener(self, listener: Listener) -> None:
+        """Undo `add_listener`."""
+        self._listeners.remove(listener)
+
+    # ---- commands ----------------------------------------------------------------------------------------------
+
+    async def submit(self, request: Request) -> RequestStream:
+        """Queue a request; returns once the engine has accepted it.
+
+        Raises:
+            RequestError: it was refused, see `engine.errors`.
+            EngineDeadError: there is no engine any more.
+        """
+        stream = RequestStream(request.request_id, request.sampling_params.n)
+
+        def add() -> tuple[None, list[StepResult]]:
+            try:
+                return None, [self._engine.add(request)]
+            except RequestError as error:
+                raise _RefusedError(error, self._engine.reject(request.request_id, error)) from error
+
+        if request.request_id in self._streams:
+            raise RequestError(f"request_id {request.request_id!r} is in use")
+        self._streams[request.request_id] = stream
+        self._num_open[request.request_id] = request.sampling_params.n
+        self._idle.clear()
+        try:
+            await self._send(add)
+        except asyncio.CancelledError:
+            # The client left while its request was in the inbox; the abort is behind it there.
+            self._put(lambda: self._abort(request.request_id), self._new_future())
+            raise
+        except EngineError:
+            self._forget(request.request_id)
+            raise
+        return stream
+
+    async def abort(self, request_id: str) -> AbortReceipt:
+        """End a request in whatever state it is, freeing its blocks before the next step; idempotent."""
+        return await self._send(lambda: self._abort(request_id))
+
+    def abort_soon(self, request_id: str) -> None:
+        """The same without waiting for the receipt: for callers that are being cancelled."""
+        if not self.is_dead:
+            self._put(lambda: self._abort(request_id), self._new_future())
+
+    def _abort(self, request_id: str) -> tuple[AbortReceipt, list[StepResult]]:
+        receipt, result = self._engine.abort(request_id)
+        return receipt, [] if result is None else [result]
+
+    async def pause(self, reason: str) -> None:
+        """Stop stepping after the present step; everyone waits until `resume`."""
+        await self._send(lambda: (None, [self._engine.pause(reason)]))
+
+    async def resume(self) -> None:
+        """Step freely again."""
+        await self._send(lambda: (None, [self._engine.resume()]))
+
+    async def step(self, n: int = 1) -> int:
+        """Run `n` single steps of a paused engine, fewer if it runs out of work; returns the last step's number.
+
+        Raises:
+            NotPausedError: the engine runs freely.
+        """
+        future = self._new_future()
+
+        def want() -> tuple[None, list[StepResult]]:
+            self._engine.check_can_step()
+            self._steps_wanted += n
+            self._step_waiters.append(future)
+            raise _AnswerLater
+
+        self._put(want, future)
+        return int(await future)
+
+    async def drain(self) -> None:
+        """Refuse new requests; what is accepted goes on."""
+        await self._send(lambda: (None, [self._engine.drain()]))
+
+    async def set_limits(
+        self, changes: Mapping[str, object], expected_version: int | None = None
+    ) -> tuple[Limits, int]:
+        """Apply `changes` atomically before the next step; returns the limits in force and their version.
+
+        Raises:
+            StaleLimitsError: they are at another version.
+            LimitsError: a name, type or range is wrong.
+        """
+        await self._send(lambda: (None, [self._engine.set_limits(changes, expected_version)]))
+        return self.state.limits, self.state.limits_version
+
+    async def reset_prefix_cache(self) -> int:
+        """Drop all cached content; returns how many blocks lost theirs."""
+
+        def reset() -> tuple[int, list[StepResult]]:
+            num_blocks, result = self._engine.reset_prefix_cache()
+            return num_blocks, [result]
+
+        return await self._send(reset)
+
+    async def _send(self, call: Callable[[], tuple[T, list[StepResult]]]) -> T:
+        future = self._new_future()
+        self._put(call, future)
+        result: T = await future
+        return result
+
+    def _new_future(self) -> asyncio.Future[Any]:
+        assert self._loop is not None, "the engine is not started"
+        return self._loop.create_future()
+
+    def _put(self, call: Callable[[], tuple[Any, list[StepResult]]], future: asyncio.Future[Any]) -> None:
+        if self.is_dead:
+            raise EngineDeadError(f"the engine is dead: {self._dead_reason}")
+        if self._thread is None or self._is_stopping:
+            raise EngineDrainingError("the engine has stopped")
+        try:
+            self._inbox.put_nowait(_Command(call, future))
+        except queue.Full:
+            raise QueueFullError(self.state.num_waiting, self.state.limits.max_num_queued_reqs) from None
+
+    # ---- the engine thread -------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        publication = _Publication()
+        try:
+            while True:
+                started_at = self._engine.clock()
+                if not self._drain_inbox(publication):
+                    self._publish(publication)
+                    return
+                if (expired := self._engine.expire()) is not None:
+                    publication.results.append(expired)
+                if self._may_step():
+                    self._step_started_at = self._engine.clock()
+                    publication.results.append(self._engine.step(self._step_started_at - started_at))
+                    self._step_started_at = None
+                self._answer_steps(publication)
+                self._publish(publication)
+                publication = _Publication()
+        except Exception as error:
+            logger.exception("the engine's step loop failed")
+            self._step_started_at = None
+            self._publish(publication)  # what happened before the failure did happen
+            self._die(f"{type(error).__name__}: {error}")
+
+    def _may_step(self) -> bool:
+        if not self._engine.has_work:
+            return False
+        if not self._engine.is_paused:
+            return True
+        if self._steps_wanted == 0:
+            return False
+        self._steps_wanted -= 1
+        return True
+
+    def _answer_steps(self, publication: _Publication) -> None:
+        """Answer those who wait for single steps, once they are run or there is nothing to run."""
+        if self._steps_wanted and self._engine.has_work and self._engine.is_paused:
+            return
+        self._steps_wanted = 0
+        for future in self._step_waiters:
+            publication.answers.append((future, self._engine.scheduler.step, None))
+        self._step_waiters.clear()
+
+    def _drain_inbox(self, publication: _Publication) -> bool:
+        """Apply waiting commands; sleep for one if there is nothing else to do. False: stop."""
+        can_step = self._engine.has_work and (not self._engine.is_paused or self._steps_wanted > 0)
+        for i in range(MAX_COMMANDS_PER_DRAIN):
+            try:
+                if i == 0 and not can_step:
+                    command = self._inbox.get(timeout=self._time_to_deadline())
+                else:
+                    command = self._inbox.get_nowait()
+            except queue.Empty:
+                break
+            if command is None:
+                return False
+            self._apply(command, publication)
+        return True
+
+    def _time_to_deadline(self) -> float | None:
+        deadline = self._engine.scheduler.next_deadline
+        return None if deadline is None else max(0.0, deadline - self._engine.clock())
+
+    def _apply(self, command: _Command, publication: _Publication) -> None:
+        try:
+            value, results = command.call()
+        except _AnswerLater:
+            return
+        except _RefusedError as refused:
+            publication.results.append(refused.result)
+            publication.answers.append((command.future, None, refused.error))
+        except EngineError as error:
+            publication.answers.append((command.future, None, error))
+        else:
+            publication.results.extend(results)
+            publication.answers.append((command.future, value, None))
+
+    def _publish(self, publication: _Publication) -> None:
+        if publication:
+            self._hop(lambda: self._deliver(publication))
+
+    def _die(self, reason: str) -> None:
+        self._dead_reason = reason
+        self._hop(lambda: self._deliver_death(reason))
+
+    def _hop(self, call: Callable[[], None]) -> None:
+        assert self._loop is not None
+        # A closed loop means that the process is on its way out: nobody is left to tell.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(call)
+
+    # ---- back on the loop --------------------------------------------------------------------------------------
+
+    def _deliver(self, publication: _Publication) -> None:
+        records = [result.record for result in publication.results]
+        for record in records:
+            self.state.apply(record)
+            self.trace.append(record)
+        for result in publication.results:
+            for delta in result.deltas:
+                self._route(delta)
+        self._stats.clear()
+        if not self._streams:
+            self._idle.set()
+        self._tell_listeners(records)
+        for future, value, error in publication.answers:
+            if future.done():  # the caller was cancelled
+                continue
+            if error is None:
+                future.set_result(value)
+            else:
+                future.set_exception(error)
+
+    def _tell_listeners(self, records: Sequence[Record]) -> None:
+        if not records:
+            return
+        for listener in list(self._listeners):
+            try:
+                listener(records)
+            except Exception:  # an observer's fault must not cost anyone a token
+                logger.exception("a listener of the engine failed")
+
+    def _route(self, delta: SequenceDelta) -> None:
+        stream = self._streams.get(delta.request_id)
+        if stream is None:
+            return
+        if delta.finish_reason is not None:
+            delta = replace(delta, stats=self._stats.get(self._seq_id(delta)))
+            self._num_open[delta.request_id] -= 1
+            if self._num_open[delta.request_id] == 0:
+                self._forget(delta.request_id)
+        stream.put(delta)
+
+    def _seq_id(self, delta: SequenceDelta) -> str:
+        return delta.request_id if delta.index == 0 else f"{delta.request_id}.{delta.index}"
+
+    def _forget(self, request_id: str) -> None:
+        self._streams.pop(request_id, None)
+        self._num_open.pop(request_id, None)
+        if not self._streams:
+            self._idle.set()
+
+    def _keep_stats(self, sequence: FoldedSequence, finished: Finished, record: Record) -> None:
+        self._stats[sequence.seq_id] = sequence.stats(record)
+
+    def _deliver_death(self, reason: str) -> None:
+        error = EngineDeadError(f"the engine is dead: {reason}")
+        record = CommandRecord(
+            self.state.seq + 1, self.state.step, self.now(), "dead", Changes(), detail=reason,
+        )  # fmt: skip
+        self.state.apply(record)
+        self.trace.append(record)
+        for stream in self._streams.values():
+            stream.put(error)
+        self._streams.clear()
+        self._num_open.clear()
+        self._idle.set()
+        while True:
+            try:
+                command = self._inbox.get_nowait()
+            except queue.Empty:
+                break
+            if command is not None and not command.future.done():
+                command.future.set_exception(error)
+        for future in self._step_waiters:
+            if not future.done():
+                future.set_exception(error)
+        self._tell_listeners([record])
+
+
+class _AnswerLater(Exception):
+    """The command's future is answered by the step loop."""
+
+
+class _RefusedError(Exception):
+    """A request was refused: the caller gets `error`, the trace gets `result`."""
+
+    def __init__(self, error: RequestError, result: StepResult) -> None:
+        self.error = error
+        self.result = result

@@ -1,0 +1,120 @@
+"""Block tables: which physical blocks hold the keys and values of each sequence.
+
+Logical block i of a sequence covers its tokens [i * block_size, (i + 1) * block_size).
+"""
+
+from __future__ import annotations
+
+from engine.core.batch import BlockCopy
+from engine.core.block_pool import BlockPool
+from engine.core.prefix_cache import block_hash
+from engine.core.sequence import Sequence
+
+
+class BlockManager:
+    """Gives sequences blocks of the pool and takes them back; knows nothing of queues and budgets."""
+
+    def __init__(self, pool: BlockPool, block_size: int, *, enable_prefix_caching: bool) -> None:
+        self.pool = pool
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks that `num_tokens` tokens occupy."""
+        return -(-num_tokens // self.block_size)
+
+    def find_cached_prefix(self, sequence: Sequence) -> list[int]:
+        """The longest chain of blocks with the sequence's head in them, at most `num_tokens - 1` tokens of it.
+
+        The last token is always computed: its logits are needed.
+        """
+        if not self.enable_prefix_caching:
+            return []
+        found: list[int] = []
+        for i in range((sequence.num_tokens - 1) // self.block_size):
+            block_id = self.pool.find(self._hash(sequence, i))
+            if block_id is None:
+                break
+            found.append(block_id)
+        return found
+
+    def num_blocks_to_take(self, sequence: Sequence, prefix: list[int]) -> int:
+        """How many available blocks an admission uses up: new ones, and cached ones that it takes back."""
+        new = self.num_blocks_for(sequence.num_tokens) - len(prefix)
+        return new + sum(self.pool.is_cached(block_id) for block_id in prefix)
+
+    def admit(self, sequence: Sequence, prefix: list[int]) -> None:
+        """Take the blocks of the whole known sequence; the caller has checked that they are available.
+
+        The prefix is taken out of the cached queue before anything is allocated, else it could be evicted for it.
+        """
+        assert not sequence.block_table
+        for block_id in prefix:
+            self.pool.take(block_id, sequence.seq_id)
+            sequence.block_table.append(block_id)
+        num_new = self.num_blocks_for(sequence.num_tokens) - len(prefix)
+        sequence.block_table.extend(self._allocate(sequence, num_new))
+
+    def num_blocks_to_append(self, sequence: Sequence, num_tokens: int) -> int:
+        """Blocks missing before the sequence can write its next `num_tokens` tokens, a copy-on-write included."""
+        missing = self.num_blocks_for(sequence.num_computed_tokens + num_tokens) - len(sequence.block_table)
+        return missing + self._writes_to_shared(sequence)
+
+    def append(self, sequence: Sequence, num_tokens: int) -> tuple[tuple[int, ...], BlockCopy | None]:
+        """(new blocks of the table, the copy to make first); the caller has checked that they are available."""
+        copy = None
+        if self._writes_to_shared(sequence):
+            index = sequence.num_computed_tokens // self.block_size
+            source = sequence.block_table[index]
+            block_id = self.pool.allocate(sequence.seq_id, copy_of=source)
+            assert block_id is not None
+            sequence.block_table[index] = block_id
+            self.pool.release([source], sequence.seq_id)
+            copy = BlockCopy(sequence.seq_id, index, source, block_id)
+        num_new = self.num_blocks_for(sequence.num_computed_tokens + num_tokens) - len(sequence.block_table)
+        new = self._allocate(sequence, num_new)
+        sequence.block_table.extend(new)
+        return new, copy
+
+    def _allocate(self, sequence: Sequence, num_blocks: int) -> tuple[int, ...]:
+        taken = [self.pool.allocate(sequence.seq_id) for _ in range(num_blocks)]
+        assert None not in taken, "the caller has checked that they are available"
+        return tuple(block_id for block_id in taken if block_id is not None)
+
+    def _writes_to_shared(self, sequence: Sequence) -> bool:
+        """Whether the next token's slot is in a part-filled block that another sequence refers to as well."""
+        index, offset = divmod(sequence.num_computed_tokens, self.block_size)
+        return (
+            offset > 0
+            and index < len(sequence.block_table)
+            and self.pool.ref_counts[sequence.block_table[index]] > 1
+        )  # fmt: skip
+
+    def seal_full_blocks(self, sequence: Sequence, num_computed_before: int) -> None:
+        """Give the blocks that the step filled their identity, now that their KV is there."""
+        if not self.enable_prefix_caching:
+            return
+        first = num_computed_before // self.block_size
+        for i in range(first, sequence.num_computed_tokens // self.block_size):
+            self.pool.seal(sequence.block_table[i], self._hash(sequence, i))
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """The child refers to the blocks of the parent's prompt."""
+        for block_id in parent.block_table[: self.num_blocks_for(parent.num_prompt_tokens)]:
+            self.pool.take(block_id, child.seq_id)
+            child.block_table.append(block_id)
+
+    def free(self, sequence: Sequence) -> int:
+        """Release all blocks, the tail first so that heads stay cached longest; returns how many references."""
+        num_blocks = len(sequence.block_table)
+        self.pool.release(reversed(sequence.block_table), sequence.seq_id)
+        sequence.block_table.clear()
+        return num_blocks
+
+    def _hash(self, sequence: Sequence, index: int) -> str:
+        hashes = sequence.block_hashes
+        while len(hashes) <= index:
+            start = len(hashes) * self.block_size
+            parent = hashes[-1] if hashes else sequence.root_hash
+            hashes.append(block_hash(parent, sequence.token_ids[start : start + self.block_size]))
+        return hashes[index]

@@ -1,0 +1,133 @@
+"""Physical blocks: who may take which next, how many refer to each, and what each one holds.
+
+A block is in exactly one of four states: `free` (no content), `cached` (ref_count 0, content kept under its hash),
+`used` (ref_count 1), `shared` (ref_count 2 or more). Free blocks are reused before cached ones, cached ones in the
+order in which they were last released. Every change is logged as a `BlockEvent`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from engine.core.events import BlockEvent
+
+
+class BlockPool:
+    """`num_blocks` blocks, of which sequences may hold `num_usable` at once.
+
+    `events` collects what happened until its owner takes it.
+    """
+
+    def __init__(self, num_blocks: int, num_usable: int | None = None) -> None:
+        self.num_blocks = num_blocks
+        self.num_usable = num_blocks if num_usable is None else num_usable
+        self.ref_counts = [0] * num_blocks
+        self.block_hashes: list[str | None] = [None] * num_blocks
+        self.events: list[BlockEvent] = []
+        self._by_hash: dict[str, int] = {}
+        # OrderedDict: removal from the middle (a hit) and popping the oldest are both O(1).
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def num_in_use(self) -> int:
+        """Blocks with a reference: used + shared."""
+        return self.num_blocks - len(self._free) - len(self._cached)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be taken now; negative while more are held than are usable."""
+        return self.num_usable - self.num_in_use
+
+    def find(self, block_hash: str) -> int | None:
+        """The block that holds this content, in use or cached."""
+        return self._by_hash.get(block_hash)
+
+    def is_cached(self, block_id: int) -> bool:
+        """Whether the block has content and no reference."""
+        return block_id in self._cached
+
+    def allocate(self, seq_id: str, *, copy_of: int | None = None) -> int | None:
+        """A block without content for `seq_id`, or None if no more may be taken.
+
+        A cached block loses its hash before it is handed out.
+        """
+        if self.num_available <= 0:
+            return None
+        if self._free:
+            block_id, _ = self._free.popitem(last=False)
+        else:
+            block_id, _ = self._cached.popitem(last=False)
+            self._evict(block_id)
+        self.ref_counts[block_id] = 1
+        if copy_of is None:
+            self.events.append(BlockEvent("allocate", block_id, seq_id))
+        else:
+            self.events.append(BlockEvent("copy", block_id, seq_id, copy_of))
+        return block_id
+
+    def take(self, block_id: int, seq_id: str) -> None:
+        """One more reference to a block with content: a hit if it had none, else a share."""
+        if self.ref_counts[block_id] == 0:
+            del self._cached[block_id]
+            self.events.append(BlockEvent("hit", block_id, seq_id))
+        else:
+            self.events.append(BlockEvent("share", block_id, seq_id))
+        self.ref_counts[block_id] += 1
+
+    def release(self, block_ids: Iterable[int], seq_id: str) -> None:
+        """Give back one reference to each block, in this order: the first given back is the first reused."""
+        for block_id in block_ids:
+            self.ref_counts[block_id] -= 1
+            self.events.append(BlockEvent("free", block_id, seq_id))
+            if self.ref_counts[block_id] == 0:
+                if self.block_hashes[block_id] is None:
+                    self._free[block_id] = None
+                else:
+                    self._cached[block_id] = None
+
+    def seal(self, block_id: int, block_hash: str) -> None:
+        """Remember the content of a full, computed block; the first block with a content keeps the identity."""
+        if block_hash in self._by_hash or self.block_hashes[block_id] is not None:
+            return
+        self._by_hash[block_hash] = block_id
+        self.block_hashes[block_id] = block_hash
+        self.events.append(BlockEvent("seal", block_id, None, block_hash))
+
+    def forget_contents(self) -> int:
+        """Drop every identity; returns how many. Blocks in use stay with their sequences."""
+        hashed = list(self._by_hash.values())
+        for block_id in hashed:
+            self._evict(block_id)
+        self._free.update(self._cached)
+        self._cached.clear()
+        return len(hashed)
+
+    def _evict(self, block_id: int) -> None:
+        block_hash = self.block_hashes[block_id]
+        assert block_hash is not None
+        del self._by_hash[block_hash]
+        self.block_hashes[block_id] = None
+        self.events.append(BlockEvent("evict", block_id, None, block_hash))
+
+    def check_invariants(self, block_tables: Iterable[list[int]]) -> None:
+        """Prove conservation against the block tables of all sequences.
+
+        Raises:
+            AssertionError: says which invariant broke, and for which block.
+        """
+        refs = [0] * self.num_blocks
+        for table in block_tables:
+            for block_id in table:
+                refs[block_id] += 1
+        for block_id, (counted, kept) in enumerate(zip(refs, self.ref_counts, strict=True)):
+            assert counted == kept, f"block {block_id}: ref_count {kept}, but {counted} table entries"
+            is_free, is_cached = block_id in self._free, block_id in self._cached
+            assert is_free + is_cached + (kept > 0) == 1, f"block {block_id} is in no state or in two"
+            has_hash = self.block_hashes[block_id] is not None
+            assert not (is_free and has_hash), f"free block {block_id} has content"
+            assert not is_cached or has_hash, f"cached block {block_id} has no content"
+        for block_hash, block_id in self._by_hash.items():
+            assert self.block_hashes[block_id] == block_hash, f"block {block_id} is indexed under a hash it lost"
+        assert sum(h is not None for h in self.block_hashes) == len(self._by_hash), "a hash is not indexed"
