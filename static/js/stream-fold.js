@@ -110,12 +110,12 @@ export function applyDelta(state, delta) {
   for (const id of delta.removed ?? []) state.rows.delete(id);
   for (const row of delta.rows ?? []) {
     const before = state.rows.get(row.id);
-    // A row repeats its block table only when that changed.
-    state.rows.set(row.id, row.block_table === undefined && before ? { ...row, block_table: before.block_table } : row);
+    // Of a row that is known come its id, its status and what changed.
+    state.rows.set(row.id, before ? { ...before, ...row } : row);
   }
   if (delta.rows?.length || delta.removed?.length) {
     const isRunning = (id) => state.rows.get(id)?.status === "RUNNING";
-    state.running = state.running.filter(isRunning);
+    state.running = (delta.running_order ?? state.running).filter(isRunning);
     const known = new Set(state.running);
     for (const row of delta.rows ?? []) if (row.status === "RUNNING" && !known.has(row.id)) state.running.push(row.id);
     if (!delta.waiting_order) {
