@@ -6,13 +6,12 @@ is remembered. This is the only module that reads the environment.
 
 from __future__ import annotations
 
-import ipaddress
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
+from app.setting_texts import format_bytes, is_loopback, parse_bool, parse_bytes
 from engine.config import EngineConfig
 from engine.core.limits import LIMIT_ROWS, Limits, changed_limits
 from engine.errors import LimitsError
@@ -337,51 +336,6 @@ def _check(settings: Settings) -> None:
         raise SettingsError(f"--root-path must begin with a slash, got {settings.root_path!r}")
 
 
-def is_loopback(host: str) -> bool:
-    """Whether `host` is this machine's own address; a name other than localhost is taken for another machine's."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
-_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
-_BINARY_UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtKMGT]?)(i?[bB]?)")
-
-
-def parse_bytes(text: str) -> int:
-    """Bytes of `2GiB`, `2G`, `512M`, `1.5g` (powers of 1024) or `2GB` (powers of 1000) or a plain number.
-
-    Raises:
-        ValueError: anything else; says what is expected.
-    """
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise ValueError("a size such as 2147483648, 512M or 2GiB")
-    number, prefix, suffix = match.groups()
-    decimal = suffix.lower() == "b" and prefix != ""
-    return int(float(number) * (_UNITS if decimal else _BINARY_UNITS)[prefix.lower()])
-
-
-def format_bytes(value: int) -> str:
-    """The shortest exact or nearly exact form: `2 GiB`, `512 MiB`, `1.5 GiB`, `17 bytes`."""
-    for unit, size in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
-        if value >= size:
-            return f"{value / size:.4g} {unit}"
-    return f"{value} bytes"
-
-
-def _parse_bool(text: str) -> bool:
-    if text.lower() in ("1", "true", "yes", "on"):
-        return True
-    if text.lower() in ("0", "false", "no", "off"):
-        return False
-    raise ValueError("true or false")
-
-
 def _parse_keys(text: str) -> tuple[ApiKey, ...]:
     """One key, or several separated by commas. A colon always begins the role, so that a misspelt one is noticed."""
     keys = []
@@ -403,10 +357,18 @@ _PARSERS: dict[Kind, Callable[[str], object]] = {
     "float": float,
     "seconds": float,
     "bytes": parse_bytes,
-    "bool": _parse_bool,
+    "bool": parse_bool,
     "list": lambda text: tuple(part.strip() for part in text.split(",") if part.strip()),
     "keys": _parse_keys,
 }
+
+
+def child_environment(keys: Sequence[ApiKey]) -> dict[str, str]:
+    """This process's environment with `keys` in it: command lines can be read by others, environments cannot."""
+    environment = dict(os.environ)
+    if keys:
+        environment[SETTING_ROWS["api_key"].env] = ",".join(f"{key.key}:{key.role}" for key in keys)
+    return environment
 
 
 def markdown_table() -> str:

@@ -37,7 +37,7 @@ def test_every_command_has_help(command: tuple[str, ...], capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(
-    ("argv", "line"),
+    ("command", "line"),
     [
         ("serve --max-num-seqs 0", "pagedeck: --max-num-seqs must be an integer >= 1 and <= 4096, got 0"),
         ("serve --max-num-seq 2", "pagedeck: unknown argument --max-num-seq; did you mean --max-num-seqs?"),

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.setting_texts import format_bytes, parse_bytes
 from app.settings import (
     LOOPBACK_HOSTS,
     SETTING_ROWS,
@@ -15,9 +16,7 @@ from app.settings import (
     ApiKey,
     Settings,
     SettingsError,
-    format_bytes,
     load_settings,
-    parse_bytes,
 )
 from engine.config import EngineConfig
 from engine.core.limits import LIMIT_ROWS, Limits
