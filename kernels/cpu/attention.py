@@ -1,0 +1,191 @@
+"""Paged attention from PyTorch's own operations: gather the blocks, then one `scaled_dot_product_attention`.
+
+A gather copies whole tiles (see `kernels.layout`), in the order that makes the result `[rows, 2, heads, length, dim]`.
+What depends on the block tables only is the plan, made once per step and used in every layer.
+
+A sequence's last block may hold anything past its end, NaN included, and a masked score of NaN is still NaN: those
+vectors of the gathered copy are set to zero before they are used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from kernels.layout import KVLayout, check_query, layout_of, tiles_of_blocks, vectors_of_slots
+
+# Padding a row costs the gather and the product of its padding; another group costs some calls per layer, about as
+# much as this many tokens.
+_MAX_PADDED_TOKENS = 512
+# Queries per masked call of a prefill over cached context: bounds the mask to tile x length.
+_QUERY_TILE = 512
+
+
+def plan_write(layout: KVLayout, slot_mapping: torch.Tensor) -> torch.Tensor:
+    """Vector of each token's heads for `write_kv`: `[num_tokens * 2 * num_kv_heads]`."""
+    return vectors_of_slots(layout, slot_mapping).reshape(-1)
+
+
+def write_kv(
+    kv_cache: torch.Tensor, key_value: torch.Tensor, slot_mapping: torch.Tensor, plan: torch.Tensor | None = None
+) -> None:
+    """See `kernels.reference.attention.write_kv`."""
+    layout = layout_of(kv_cache)
+    vectors = plan_write(layout, slot_mapping) if plan is None else plan
+    source = key_value.reshape(-1, layout.head_dim).to(kv_cache.dtype)
+    kv_cache.view(-1, layout.head_dim).index_copy_(0, vectors, source)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Rows of similar length that are gathered and computed together."""
+
+    rows: torch.Tensor | None  # [n] indices into the batch; None = all of it, in order
+    num_rows: int
+    num_blocks: int  # gathered per row
+    tiles: torch.Tensor  # [n * 2 * num_kv_heads * num_blocks] tiles to gather
+    unfilled: torch.Tensor  # gathered vectors past the end of their row
+    mask: torch.Tensor | None  # [n, 1, 1, num_blocks * block_size], 0 or -inf; None = every row is full
+
+
+def plan_decode(
+    layout: KVLayout, block_tables: torch.Tensor, seq_lens: torch.Tensor, dtype: torch.dtype
+) -> list[DecodeGroup]:
+    """Groups of rows for `paged_decode` with queries of `dtype`."""
+    lengths = seq_lens.tolist()
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])  # sorted() is stable: equal ones stay in order
+    groups: list[list[int]] = []
+    padded = 0
+    for row in order:
+        padded += lengths[groups[-1][0]] - lengths[row] if groups else 0
+        if not groups or padded > _MAX_PADDED_TOKENS:
+            groups.append([])
+            padded = 0
+        groups[-1].append(row)
+    if len(groups) == 1:
+        return [_decode_group(layout, block_tables, seq_lens, None, dtype)]
+    return [_decode_group(layout, block_tables, seq_lens, torch.tensor(sorted(rows)), dtype) for rows in groups]
+
+
+def _decode_group(
+    layout: KVLayout, block_tables: torch.Tensor, seq_lens: torch.Tensor, rows: torch.Tensor | None, dtype: torch.dtype
+) -> DecodeGroup:
+    tables = block_tables if rows is None else block_tables[rows]
+    lengths = (seq_lens if rows is None else seq_lens[rows]).to(torch.int64)
+    num_rows, num_blocks = int(lengths.numel()), layout.num_blocks_for(int(lengths.max()))
+    # Entries past a row's last block may be anything: its first block stands in, and is zeroed in the copy.
+    is_used = torch.arange(num_blocks) * layout.block_size < lengths.unsqueeze(1)  # [n, num_blocks]
+    tables = torch.where(is_used, tables[:, :num_blocks], tables[:, :1])
+    positions = torch.arange(num_blocks * layout.block_size)
+    is_past = positions >= lengths.unsqueeze(1)  # [n, num_blocks * block_size]
+    every_head = is_past.unsqueeze(1).expand(-1, 2 * layout.num_kv_heads, -1)
+    mask = None
+    if bool(is_past.any()):
+        mask = torch.zeros(is_past.shape, dtype=dtype).masked_fill_(is_past, -torch.inf)[:, None, None, :]
+    tiles, unfilled = tiles_of_blocks(layout, tables).reshape(-1), every_head.reshape(-1).nonzero().squeeze(1)
+    return DecodeGroup(rows, num_rows, num_blocks, tiles, unfilled, mask)
+
+
+def paged_decode(
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    plan: list[DecodeGroup] | None = None,
+) -> torch.Tensor:
+    """See `kernels.reference.attention.paged_decode`; `plan` is what `plan_decode` made of the same tables."""
+    layout = layout_of(kv_cache)
+    check_query(query, layout)
+    plan = plan_decode(layout, block_tables, seq_lens, query.dtype) if plan is None else plan
+    if len(plan) == 1:
+        return _decode(query, kv_cache, layout, scale, plan[0])
+    out = torch.empty_like(query)
+    for group in plan:
+        assert group.rows is not None  # only a lone group has none
+        out[group.rows] = _decode(query[group.rows], kv_cache, layout, scale, group)
+    return out
+
+
+def _decode(
+    query: torch.Tensor, kv_cache: torch.Tensor, layout: KVLayout, scale: float, group: DecodeGroup
+) -> torch.Tensor:
+    flat = torch.index_select(kv_cache.view(-1, layout.block_size * layout.head_dim), 0, group.tiles)
+    if group.unfilled.numel():
+        flat.view(-1, layout.head_dim).index_fill_(0, group.unfilled, 0)
+    length = group.num_blocks * layout.block_size
+    kv = flat.view(group.num_rows, 2, layout.num_kv_heads, length, layout.head_dim).to(query.dtype)
+    # The query heads that share a KV head are the "queries" of one small attention: nothing is repeated for GQA.
+    q = query.reshape(group.num_rows, layout.num_kv_heads, -1, layout.head_dim)
+    out = F.scaled_dot_product_attention(q, kv[:, 0], kv[:, 1], attn_mask=group.mask, scale=scale)
+    return out.reshape(query.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSequence:
+    """One sequence's new tokens."""
+
+    start: int  # its tokens in the batch: [start, end)
+    end: int
+    seq_len: int  # including them
+    tiles: torch.Tensor  # [2 * num_kv_heads * num_blocks] tiles to gather
+    masks: tuple[torch.Tensor, ...]  # per tile of queries [tile, visible], 0 or -inf; () = nothing is cached
+
+
+def plan_prefill(
+    layout: KVLayout,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    dtype: torch.dtype,
+) -> list[PrefillSequence]:
+    """What `paged_prefill` needs of each sequence, for queries of `dtype`."""
+    starts = query_start_loc.tolist()
+    plan = []
+    for seq, seq_len in enumerate(seq_lens.tolist()):
+        start, end = starts[seq], starts[seq + 1]
+        num_cached = seq_len - (end - start)
+        tiles = tiles_of_blocks(layout, block_tables[seq, : layout.num_blocks_for(seq_len)]).reshape(-1)
+        masks = []
+        for first in range(0, end - start if num_cached else 0, _QUERY_TILE):
+            num = min(_QUERY_TILE, end - start - first)
+            visible = num_cached + first + num
+            masks.append(torch.full((num, visible), -torch.inf, dtype=dtype).triu_(num_cached + first + 1))
+        plan.append(PrefillSequence(start, end, seq_len, tiles, tuple(masks)))
+    return plan
+
+
+def paged_prefill(
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    scale: float,
+    plan: list[PrefillSequence] | None = None,
+) -> torch.Tensor:
+    """See `kernels.reference.attention.paged_prefill`; `plan` is what `plan_prefill` made of the same tables."""
+    layout = layout_of(kv_cache)
+    check_query(query, layout)
+    plan = plan_prefill(layout, block_tables, seq_lens, query_start_loc, query.dtype) if plan is None else plan
+    out = torch.empty_like(query)
+    tiles = kv_cache.view(-1, layout.block_size * layout.head_dim)
+    for seq in plan:
+        kv = torch.index_select(tiles, 0, seq.tiles).view(2, 1, layout.num_kv_heads, -1, layout.head_dim)
+        keys, values = kv[:, :, :, : seq.seq_len].to(query.dtype)  # [1, num_kv_heads, seq_len, head_dim]
+        q = query[seq.start : seq.end].transpose(0, 1).unsqueeze(0)  # [1, num_heads, num_new, head_dim]
+        first = 0
+        for mask in seq.masks:
+            num, visible = mask.shape
+            result = F.scaled_dot_product_attention(
+                q[:, :, first : first + num], keys[:, :, :visible], values[:, :, :visible],
+                attn_mask=mask, scale=scale, enable_gqa=True,
+            )  # fmt: skip
+            out[seq.start + first : seq.start + first + num] = result[0].transpose(0, 1)
+            first += num
+        if not seq.masks:
+            result = F.scaled_dot_product_attention(q, keys, values, is_causal=True, scale=scale, enable_gqa=True)
+            out[seq.start : seq.end] = result[0].transpose(0, 1)
+    return out
