@@ -1,0 +1,71 @@
+"""Puts the application together: table of routes, middleware, error handlers, and the engine's life around it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+
+from app.access import Role
+from app.auth import Authenticator
+from app.context import AppContext
+from app.errors import ApiError, handle_error
+from app.routes import route_table, starlette_routes
+from app.security import Boundary, Gate
+from app.settings import Settings
+from app.state import Console
+from app.templating import Templates
+from app.version import VERSION
+from engine.async_engine import AsyncEngine
+from engine.errors import EngineError
+
+logger = logging.getLogger(__name__)
+
+
+def create_app(settings: Settings, async_engine: AsyncEngine) -> Starlette:
+    """The application around an engine that has not been started; its lifespan starts and stops it."""
+    console = Console(settings, async_engine)
+    templates = Templates(async_engine, VERSION)
+    app = Starlette(
+        routes=starlette_routes(route_table(is_loopback=settings.is_loopback())),
+        middleware=[
+            Middleware(Boundary, root_path=settings.root_path, log_requests=not settings.disable_log_requests),
+            Middleware(Gate, allowed_hosts=settings.host_allow_list()),
+        ],
+        exception_handlers={ApiError: handle_error, EngineError: handle_error, HTTPException: handle_error},
+        lifespan=_lifespan,
+    )
+    app.state.ctx = AppContext(settings, async_engine, console, templates)
+    app.state.authenticator = Authenticator((key.key, Role.from_label(key.role)) for key in settings.api_key)
+    app.state.is_started = False
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: Starlette) -> AsyncIterator[None]:
+    ctx: AppContext = app.state.ctx
+    await ctx.async_engine.start()
+    ctx.console.start()
+    app.state.is_started = True
+    try:
+        yield
+    finally:
+        await shut_down(app)
+
+
+async def shut_down(app: Starlette) -> None:
+    """Refuse new work, give what runs `shutdown_timeout`, then end it; every stream gets its last event. Idempotent.
+
+    The server calls this at the first signal: it waits for open connections before the lifespan ends, and streams
+    would keep it waiting.
+    """
+    ctx: AppContext = app.state.ctx
+    if not app.state.is_started:
+        return
+    app.state.is_started = False
+    await ctx.async_engine.stop(ctx.settings.shutdown_timeout)
+    await ctx.console.stop()

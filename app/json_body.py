@@ -1,0 +1,120 @@
+"""Reading a JSON body: whatever is wrong with it is a 400 that says what, never a 500.
+
+Parsed by pydantic's parser, which refuses NaN and infinities, half surrogate pairs, deep nesting and endless numbers;
+checked by strict models, where null is the same as absent and unknown fields are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import anyio.to_thread
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import ErrorDetails, from_json
+from starlette.requests import Request
+
+from app.errors import ApiError, bad_request
+
+LARGE_BODY_BYTES = 64 * 1024  # parsed in a worker thread from here on
+
+Model = TypeVar("Model", bound="Body")
+T = TypeVar("T")
+
+
+class Body(BaseModel):
+    """Base of every request body."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, data: object) -> object:
+        if isinstance(data, Mapping):
+            return {name: value for name, value in data.items() if value is not None}
+        return data
+
+
+async def read_json_object(request: Request) -> dict[str, Any]:
+    """The body's JSON object.
+
+    Raises:
+        ApiError: 400 for another content type, for what is no JSON and for JSON that is no object.
+    """
+    return await _read(request, lambda value: value)
+
+
+async def read_body(request: Request, model: type[Model]) -> Model:
+    """The body as `model`.
+
+    Raises:
+        ApiError: 400; `param` names the field at fault.
+    """
+    return await _read(request, lambda value: parse_body(value, model))
+
+
+async def _read(request: Request, convert: Callable[[dict[str, Any]], T]) -> T:
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json" and not content_type.endswith("+json"):
+        shown = f"not {content_type!r}" if content_type else "which is missing"
+        raise bad_request(f"the body must come with Content-Type application/json, {shown}", "content-type")
+    body = await request.body()
+
+    def parse() -> T:
+        return convert(_parse(body))
+
+    return await anyio.to_thread.run_sync(parse) if len(body) >= LARGE_BODY_BYTES else parse()
+
+
+def parse_body(value: Mapping[str, Any], model: type[Model]) -> Model:
+    """`value` checked against `model`.
+
+    Raises:
+        ApiError: 400; `param` names the field at fault.
+    """
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise validation_error(error) from None
+    except RecursionError:
+        raise bad_request("the body is nested too deeply", "body") from None
+
+
+def validation_error(error: ValidationError) -> ApiError:
+    """The first fault of a body as a 400."""
+    first: ErrorDetails = error.errors(include_url=False, include_context=False)[0]
+    param = param_of(first["loc"])
+    if first["type"] == "missing":
+        return bad_request(f"{param} is required", param, "missing_required_parameter")
+    message = first["msg"].removeprefix("Value error, ").removeprefix("Input ").removeprefix("should be ")
+    if first["type"] != "value_error":
+        message = f"{param} should be {message}, got {_shown(first['input'])}"
+    return bad_request(message, param, "invalid_type" if first["type"].endswith("_type") else "invalid_value")
+
+
+def param_of(location: tuple[int | str, ...]) -> str:
+    """`messages[0].content` for ("messages", 0, "content")."""
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text or "body"
+
+
+def _parse(body: bytes) -> dict[str, Any]:
+    try:
+        value = from_json(body, allow_inf_nan=False, cache_strings="keys")
+    except ValueError as error:
+        raise bad_request(f"the body is not valid JSON: {error}", "body", "invalid_json") from None
+    if not isinstance(value, dict):
+        raise bad_request(f"the body must be a JSON object, not {_json_kind(value)}", "body")
+    return value
+
+
+def _shown(value: object) -> str:
+    text = _json_kind(value) if isinstance(value, dict | list) else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _json_kind(value: object) -> str:
+    kinds: dict[type, str] = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}
+    return "null" if value is None else kinds.get(type(value), "a number")

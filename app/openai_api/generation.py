@@ -1,0 +1,149 @@
+"""One HTTP request's work in the engine: submit, listen, and abort when the client leaves.
+
+Knows nothing of response formats. Everything between the body and the last byte runs inside `ClientWatch.race`, so
+that a client that goes away, at whatever moment, ends its engine requests before the next step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+from engine.async_engine import AsyncEngine, RequestStream
+from engine.engine import Request as EngineRequest
+from engine.errors import EngineError
+from engine.outputs import SequenceDelta
+
+T = TypeVar("T")
+
+
+class ClientWatch:
+    """Listens for the client's leaving once its body has been read."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._left = asyncio.ensure_future(_wait_for_disconnect(receive))
+
+    async def race(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`; if the client leaves first, `work` is cancelled and has ended when this returns.
+
+        Raises:
+            ClientDisconnect: the client left.
+        """
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({task, self._left}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            raise
+        if task.done():
+            return task.result()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        raise ClientDisconnect
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._left.cancel()
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class PromptDelta(NamedTuple):
+    """News of one sequence of one of the request's prompts."""
+
+    prompt_index: int
+    delta: SequenceDelta
+
+
+class Generation(AsyncIterator[PromptDelta]):
+    """The deltas of several engine requests (one per prompt) as one stream, in the order in which they come.
+
+    `close` aborts what has not finished; it must be called, and may be at any time.
+    """
+
+    def __init__(self, engine: AsyncEngine, streams: Sequence[RequestStream]) -> None:
+        self._engine = engine
+        self._open = {stream.request_id for stream in streams}
+        self._only = streams[0] if len(streams) == 1 else None  # needs no task to merge it
+        self._news: asyncio.Queue[PromptDelta | Exception | None] = asyncio.Queue()
+        self._pumps: list[asyncio.Future[None]] = []
+        if self._only is None:
+            self._pumps = [asyncio.ensure_future(self._pump(i, stream)) for i, stream in enumerate(streams)]
+
+    @classmethod
+    async def submit(cls, engine: AsyncEngine, requests: Sequence[EngineRequest]) -> Generation:
+        """Submit all of them, or none.
+
+        Raises:
+            EngineError: the first refusal; those that were accepted are aborted.
+        """
+        tasks = [asyncio.ensure_future(engine.submit(request)) for request in requests]
+        try:
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        except asyncio.CancelledError:  # those still in the inbox abort themselves
+            for task, request in zip(tasks, requests, strict=True):
+                if task.done() and not task.cancelled() and task.exception() is None:
+                    abort_soon(engine, request.request_id)
+            raise
+        refusals = [result for result in results if isinstance(result, BaseException)]
+        streams = [result for result in results if isinstance(result, RequestStream)]
+        if refusals:
+            for stream in streams:
+                abort_soon(engine, stream.request_id)
+            raise refusals[0]
+        return cls(engine, streams)
+
+    async def _pump(self, prompt_index: int, stream: RequestStream) -> None:
+        try:
+            async for delta in stream:
+                self._news.put_nowait(PromptDelta(prompt_index, delta))
+        except EngineError as error:
+            self._news.put_nowait(error)
+        self._open.discard(stream.request_id)
+        if not self._open:
+            self._news.put_nowait(None)
+
+    async def __anext__(self) -> PromptDelta:
+        """The next delta.
+
+        Raises:
+            EngineDeadError: the engine died.
+        """
+        if self._only is not None:
+            try:
+                return PromptDelta(0, await anext(self._only))
+            except (StopAsyncIteration, EngineError):
+                self._open.clear()
+                raise
+        news = await self._news.get()
+        if news is None:
+            self._news.put_nowait(None)
+            raise StopAsyncIteration
+        if isinstance(news, Exception):
+            raise news
+        return news
+
+    def close(self) -> None:
+        """Abort what is still open."""
+        for pump in self._pumps:
+            pump.cancel()
+        for request_id in self._open:
+            abort_soon(self._engine, request_id)
+        self._open.clear()
+
+
+def abort_soon(engine: AsyncEngine, request_id: str) -> None:
+    """Abort without waiting; an engine that is dead or has stopped has nothing left to abort."""
+    with contextlib.suppress(EngineError):
+        engine.abort_soon(request_id)

@@ -1,0 +1,131 @@
+"""Deltas to an HTTP answer: in one piece, or as OpenAI's server-sent events (`data: {...}`, `data: [DONE]`)."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from app.context import context
+from app.errors import ApiError, error_of
+from app.openai_api.formats import Format
+from app.openai_api.generation import ClientWatch, Generation
+from app.openai_api.results import Gathered, Json, UsageCount
+from engine.engine import Request as EngineRequest
+from engine.errors import EngineError
+
+logger = logging.getLogger(__name__)
+
+DONE = b"data: [DONE]\n\n"
+STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+
+
+async def respond(
+    request: Request,
+    requests: list[EngineRequest],
+    shape: Format,
+    *,
+    stream: bool,
+    include_usage: bool,
+    headers: dict[str, str],
+) -> Response:
+    """Run `requests` and answer in `shape`.
+
+    Raises:
+        EngineError: a request was refused, or the engine died before an answer had begun.
+        ApiError: 500 for a request that failed.
+        ClientDisconnect: the client left; its requests are aborted.
+    """
+    engine = context(request).async_engine
+    usage = UsageCount(sum(len(item.prompt_token_ids) for item in requests))
+    watch = ClientWatch(request.receive)
+    generation: Generation | None = None
+    try:
+        generation = await watch.race(Generation.submit(engine, requests))
+        if stream:
+            frames = _frames(generation, shape, usage, include_usage=include_usage)
+            return EventStream(frames, watch, generation, headers={**headers, **STREAM_HEADERS})
+        body = await watch.race(_whole(generation, shape, usage))
+    except BaseException:
+        _close(watch, generation)
+        raise
+    _close(watch, generation)
+    return JSONResponse(body, headers=headers)
+
+
+def _close(watch: ClientWatch, generation: Generation | None) -> None:
+    watch.close()
+    if generation is not None:
+        generation.close()
+
+
+class EventStream(Response):
+    """Sends frames as they come, until the last one or until the client leaves."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, frames: AsyncIterator[bytes], watch: ClientWatch, generation: Generation, headers: dict[str, str]
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        self.body = b""
+        self._frames = frames
+        self._watch = watch
+        self._generation = generation
+        self.init_headers(headers)
+        del self.headers["content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._watch.race(self._send_all(send))
+        finally:
+            _close(self._watch, self._generation)
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for frame in self._frames:
+            await send({"type": "http.response.body", "body": frame, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def frame(value: Json) -> bytes:
+    """One event."""
+    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+async def _frames(
+    generation: Generation, shape: Format, usage: UsageCount, *, include_usage: bool
+) -> AsyncIterator[bytes]:  # fmt: skip
+    try:
+        async for news in generation:
+            usage.add(news.delta)
+            if news.delta.finish_reason == "error":
+                raise failed(news.delta.error)
+            chunks = shape.chunks(news)
+            if chunks:
+                yield b"".join(map(frame, chunks))
+        if include_usage:
+            yield frame(shape.usage_chunk(usage))
+    except (ApiError, EngineError) as error:  # the status is sent: the stream itself must say it
+        yield frame(error_of(error).body())
+    yield DONE
+
+
+async def _whole(generation: Generation, shape: Format, usage: UsageCount) -> Json:
+    gathered: dict[tuple[int, int], Gathered] = {}
+    async for news in generation:
+        usage.add(news.delta)
+        if news.delta.finish_reason == "error":
+            raise failed(news.delta.error)
+        gathered.setdefault((news.prompt_index, news.delta.index), Gathered()).add(news.delta)
+    return shape.whole(gathered, usage)
+
+
+def failed(message: str | None) -> ApiError:
+    """A request that the engine could not finish."""
+    return ApiError(500, f"the request failed: {message or 'the engine gave no reason'}", code="generation_failed")

@@ -1,0 +1,113 @@
+"""What both APIs gather from deltas: choices of a whole answer, usage, and how log-probabilities are written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from engine.core.batch import TokenLogprobs
+from engine.outputs import SequenceDelta
+from engine.tokenizer.tokenizer import Tokenizer
+
+Json = dict[str, object]
+LOWEST_LOGPROB = -9999.0  # JSON has no infinity
+
+
+@dataclass(slots=True)
+class Gathered:
+    """Everything one sequence said."""
+
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    def add(self, delta: SequenceDelta) -> None:
+        """Append what a delta brought."""
+        self.texts.append(delta.text)
+        self.token_ids.extend(delta.token_ids)
+        self.logprobs.extend(delta.logprobs)
+        if delta.finish_reason is not None:
+            self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return "".join(self.texts)
+
+
+@dataclass(slots=True)
+class UsageCount:
+    """Tokens of one HTTP request: each prompt once, however many sequences it has."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+    def add(self, delta: SequenceDelta) -> None:
+        """Count what a delta brought."""
+        self.completion_tokens += len(delta.token_ids)
+        if delta.stats is not None and delta.index == 0:
+            self.cached_tokens += delta.stats.num_cached_tokens
+
+    def as_json(self) -> Json:
+        """The `usage` object."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+def finite(logprob: float) -> float:
+    """A log-probability that JSON can hold."""
+    return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB
+
+
+def top_tokens(logprobs: TokenLogprobs, top: int) -> Iterable[tuple[int, float]]:
+    """The `top` most likely tokens and their log-probabilities, best first."""
+    return zip(logprobs.top_token_ids[:top], map(finite, logprobs.top_logprobs[:top]), strict=True)
+
+
+def chat_logprobs(
+    tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], top: int
+) -> Json:  # fmt: skip
+    """`logprobs` of a chat choice, one entry per token."""
+
+    def entry(token_id: int, logprob: float) -> Json:
+        text = tokenizer.token_text(token_id)
+        return {"token": text, "logprob": finite(logprob), "bytes": list(tokenizer.token_bytes(token_id))}
+
+    content = [
+        {**entry(token_id, lp.logprob), "top_logprobs": [entry(*pair) for pair in top_tokens(lp, top)]}
+        for token_id, lp in zip(token_ids, logprobs, strict=True)
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(
+    tokenizer: Tokenizer,
+    token_ids: Sequence[int],
+    logprobs: Sequence[TokenLogprobs],
+    top: int,
+    first_offset: int = 0,
+) -> tuple[Json, int]:
+    """`logprobs` of a completion choice, and the offset at which the next token's text begins.
+
+    The sampled token is always among `top_logprobs`, as in the OpenAI API, so that they may be one more than asked for.
+    """
+    tokens: list[str] = []
+    offsets: list[int] = []
+    tops: list[Json] = []
+    offset = first_offset
+    for token_id, lp in zip(token_ids, logprobs, strict=True):
+        text = tokenizer.token_text(token_id)
+        tokens.append(text)
+        offsets.append(offset)
+        offset += len(text)
+        best: Json = {tokenizer.token_text(other): value for other, value in top_tokens(lp, top)}
+        tops.append({**best, text: finite(lp.logprob)})
+    values = [finite(lp.logprob) for lp in logprobs]
+    return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}, offset
