@@ -44,7 +44,7 @@ class VocabularyReader(GGUFReader):  # type: ignore[misc]
 
 def _strings(data: np.ndarray[Any, np.dtype[np.uint8]], start: int, count: int) -> tuple[int, list[Any]]:
     """Bytes read, and two parts per string: its length (8 bytes, little-endian) and its bytes."""
-    raw = memoryview(data)
+    raw = data.data
     parts: list[Any] = []
     offset = start
     for _ in range(count):

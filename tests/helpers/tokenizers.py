@@ -19,10 +19,13 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-WORDS = tuple(
-    "the quick brown fox jumps over lazy dog and then one two three four five six seven eight nine ten "
-    "red green blue Prague Brno hello world yes no maybe token block page cache step queue engine deck end answer".split()
+# fmt: off
+WORDS = (
+    "the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "and", "then", "one", "two", "three", "four",
+    "five", "six", "seven", "eight", "nine", "ten", "red", "green", "blue", "Prague", "Brno", "hello", "world", "yes",
+    "no", "maybe", "token", "block", "page", "cache", "step", "queue", "engine", "deck", "end", "answer",
 )
+# fmt: on
 
 
 def byte_tokenizer() -> Tokenizer:
