@@ -1,0 +1,156 @@
+"""Any order of adds, steps, aborts, timeouts and limit changes keeps every invariant, and loses no request."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from engine.core.stats import Fold
+from engine.engine import Request, StepResult
+from engine.errors import LimitsError, RequestError
+from engine.sampling_params import SamplingParams
+from tests.helpers.engines import FakeClock, make_engine
+from tests.helpers.fake_runner import expected_tokens
+
+NUM_BLOCKS = 24
+BLOCK_SIZE = 4
+MAX_MODEL_LEN = 80
+HEADS = ([7] * 9, [7] * 8 + [8] * 5, [9] * 30)  # prompts share heads, so that blocks are hit and shared
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """The engine on the fake runner, which checks every batch and reads all KV back before it samples."""
+
+    @initialize(caching=st.booleans(), policy=st.sampled_from(["fcfs", "priority"]), budget=st.integers(1, 40))
+    def start(self, caching: bool, policy: str, budget: int) -> None:
+        self.clock = FakeClock()
+        self.engine = make_engine(
+            num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_model_len=MAX_MODEL_LEN, clock=self.clock,
+            enable_prefix_caching=caching, scheduling_policy=policy, max_num_batched_tokens=budget,
+            max_num_seqs=4, max_num_queued_reqs=6, watermark=0.05,
+        )  # fmt: skip
+        self.fold = Fold(NUM_BLOCKS, self.engine.start_limits)
+        self.requests: dict[str, Request] = {}
+        self.tokens: dict[tuple[str, int], list[int]] = {}
+        self.ends: dict[tuple[str, int], str] = {}
+
+    def take(self, result: StepResult | None) -> None:
+        if result is None:
+            return
+        self.fold.apply(result.record)
+        for delta in result.deltas:
+            key = (delta.request_id, delta.index)
+            assert key not in self.ends, f"{key} got news after its end"
+            self.tokens.setdefault(key, []).extend(delta.token_ids)
+            if delta.finish_reason is not None:
+                self.ends[key] = delta.finish_reason
+
+    @rule(
+        head=st.sampled_from(HEADS), tail=st.lists(st.integers(0, 255), max_size=60), max_tokens=st.integers(1, 40),
+        n=st.sampled_from([1, 1, 1, 2, 3, 5]), priority=st.integers(-1, 1), temperature=st.sampled_from([0.0, 1.0]),
+        timeouts=st.tuples(*[st.sampled_from([None] * 6 + [0.02, 0.1])] * 2), salt=st.sampled_from([None, None, "s"]),
+    )  # fmt: skip
+    def add(
+        self, head: list[int], tail: list[int], max_tokens: int, n: int, priority: int, temperature: float,
+        timeouts: tuple[float | None, float | None], salt: str | None,
+    ) -> None:  # fmt: skip
+        request_id = f"r{len(self.requests)}"
+        params = SamplingParams(n=n, max_tokens=max_tokens, temperature=temperature, seed=len(self.requests))
+        request = Request(request_id, tuple(head + tail), params, priority, *timeouts, cache_salt=salt)
+        try:
+            self.take(self.engine.add(request))
+        except RequestError as error:
+            self.take(self.engine.reject(request_id, error))
+        else:
+            self.requests[request_id] = request
+
+    @rule(steps=st.integers(1, 25))
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            self.take(self.engine.expire())
+            if self.engine.has_work:
+                before = len(self.ends), self.computed(), self.fold.counters.num_preemptions
+                self.take(self.engine.step())
+                after = len(self.ends), self.computed(), self.fold.counters.num_preemptions
+                assert after != before, "a step with work made no progress"
+                self.check()
+
+    def computed(self) -> list[tuple[str, int, int]]:
+        return [(s.seq_id, s.num_computed_tokens, s.num_output_tokens) for s in self.fold.running.values()]
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.requests)))
+        was_live = bool(self.engine.scheduler.live_sequences(request_id))
+        receipt, result = self.engine.abort(request_id)
+        self.take(result)
+        assert (receipt.state == "aborted") == was_live or receipt.state == "aborted"
+        again, nothing = self.engine.abort(request_id)
+        assert nothing is None
+        assert again.state == receipt.state
+        assert not self.engine.scheduler.live_sequences(request_id)
+
+    @rule(seconds=st.floats(0, 0.2))
+    def wait(self, seconds: float) -> None:
+        self.clock.now += seconds
+        self.take(self.engine.expire())
+
+    @rule(
+        name=st.sampled_from(["max_num_seqs", "max_num_batched_tokens", "num_usable_blocks", "watermark",
+                              "long_prefill_token_threshold", "scheduling_policy"]),
+        number=st.integers(0, 30), policy=st.sampled_from(["fcfs", "priority"]),
+    )  # fmt: skip
+    def change_limit(self, name: str, number: int, policy: str) -> None:
+        value = {"watermark": number / 60, "scheduling_policy": policy}.get(name, number)
+        before = self.engine.scheduler.limits
+        try:
+            self.take(self.engine.set_limits({name: value}))
+        except LimitsError:
+            assert self.engine.scheduler.limits == before
+
+    @rule()
+    def reset_prefix_cache(self) -> None:
+        self.take(self.engine.reset_prefix_cache()[1])
+
+    @rule()
+    def pause_and_resume(self) -> None:
+        self.take(self.engine.pause("test"))
+        self.check()
+        self.take(self.engine.resume())
+
+    @invariant()
+    def check(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        scheduler = self.engine.scheduler
+        scheduler.check_invariants()
+        assert self.fold.snapshot() == scheduler.snapshot()
+        assert sum(self.fold.block_counts.values()) == NUM_BLOCKS
+        states = self.fold.block_counts
+        assert states["used"] + states["shared"] <= scheduler.limits.num_usable_blocks
+        assert sum(self.fold.ref_counts) == sum(len(s.block_table) for s in self.fold.running.values())
+        assert self.fold.num_waiting == len(scheduler.waiting)
+        for (request_id, index), tokens in self.tokens.items():
+            request = self.requests[request_id]
+            params = replace(request.sampling_params, seed=request.sampling_params.seed + index)
+            assert tokens == expected_tokens(list(request.prompt_token_ids), params, len(tokens))
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        for request_id in self.requests:
+            self.take(self.engine.abort(request_id)[1])
+            self.check()
+        assert not self.engine.has_work
+        assert self.fold.block_counts["used"] == self.fold.block_counts["shared"] == 0
+        for request_id, request in self.requests.items():
+            ends = [key for key in self.ends if key[0] == request_id]
+            assert len(ends) == request.sampling_params.n, f"{request_id}: every sequence ends exactly once"
+
+
+EngineMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
+TestEngineMachine = EngineMachine.TestCase
