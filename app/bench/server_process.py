@@ -38,17 +38,20 @@ def running_server(flags: Sequence[str], keys: Sequence[ApiKey] = ()) -> Iterato
     """
     command = [sys.executable, "-m", "app.cli", "serve", *flags, "--host=127.0.0.1", "--port=0"]
     started_at = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=child_environment(keys))
-    try:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=child_environment(keys)) as process:
         assert process.stdout is not None
-        address = next((match[0] for line in process.stdout if (match := _ADDRESS.search(line))), None)
-        if address is None:
-            raise ServerFailedError(f"the server ended with status {process.wait()} before it was ready")
-        # What else it prints must not fill the pipe.
-        threading.Thread(target=process.stdout.read, daemon=True).start()
-        yield RunningServer(address.rstrip("/."), time.perf_counter() - started_at)
-    finally:
-        _stop(process)
+        # What it prints after it is ready must not fill the pipe.
+        drain = threading.Thread(target=process.stdout.read, daemon=True)
+        try:
+            address = next((match[0] for line in process.stdout if (match := _ADDRESS.search(line))), None)
+            if address is None:
+                raise ServerFailedError(f"the server ended with status {process.wait()} before it was ready")
+            drain.start()
+            yield RunningServer(address.rstrip("/."), time.perf_counter() - started_at)
+        finally:
+            _stop(process)
+            if drain.ident is not None:
+                drain.join()
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
