@@ -308,6 +308,9 @@ class AsyncEngine:
                     return
                 if (expired := self._engine.expire()) is not None:
                     publication.results.append(expired)
+                # Whoever gave a command doesn't have to wait for a step to end before the answer is known.
+                self._publish(publication)
+                publication = _Publication()
                 if self._may_step():
                     self._step_started_at = self._engine.clock()
                     publication.results.append(self._engine.step(self._step_started_at - started_at))

@@ -140,7 +140,9 @@ def test_a_step_that_fails_fails_every_open_request_and_says_why() -> None:
             raise ValueError("the device is gone")
 
     async def test(engine: AsyncEngine) -> None:
+        await engine.pause("until both are in")
         streams = [await engine.submit(make_request(name, max_tokens=50)) for name in "ab"]
+        await engine.resume()
         for stream in streams:
             with pytest.raises(EngineDeadError, match="ValueError: the device is gone"):
                 await read(stream)
