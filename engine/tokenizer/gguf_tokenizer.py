@@ -6,18 +6,19 @@ is built; other kinds are refused by name, because a tokenizer that is nearly ri
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from gguf import GGUFReader, TokenType
+from gguf import TokenType
 from tokenizers import AddedToken, decoders, models, processors
 
 from engine.errors import StartupError
 from engine.tokenizer.chat_template import ChatTemplate
 from engine.tokenizer.pre_tokenizers import pre_tokenization
 from engine.tokenizer.tokenizer import Tokenizer
-from engine.tokenizer.vocabulary_reader import open_gguf
+from engine.weights.gguf_file import GgufFile
 
 
 def load_gguf_tokenizer(path: Path) -> Tokenizer:
@@ -26,16 +27,16 @@ def load_gguf_tokenizer(path: Path) -> Tokenizer:
     Raises:
         StartupError: no tokenizer in it, or of a kind that is not built here.
     """
-    return tokenizer_from_reader(open_gguf(path), name=str(path))
+    return tokenizer_from_metadata(GgufFile(path).metadata, name=str(path))
 
 
-def tokenizer_from_reader(reader: GGUFReader, name: str) -> Tokenizer:
-    """The tokenizer in an open file; `name` is for messages.
+def tokenizer_from_metadata(metadata: Mapping[str, Any], name: str) -> Tokenizer:
+    """The tokenizer in a file that is open already; `name` is for messages.
 
     Raises:
         StartupError: as `load_gguf_tokenizer`.
     """
-    fields = _Fields(reader, name)
+    fields = _Fields(metadata, name)
     kind = fields.get("tokenizer.ggml.model")
     if kind != "gpt2":
         found = f"is of type {kind!r} (tokenizer.ggml.model)" if kind else "is not in the file (tokenizer.ggml.model)"
@@ -79,13 +80,12 @@ def tokenizer_from_reader(reader: GGUFReader, name: str) -> Tokenizer:
 class _Fields:
     """Typed access to the file's metadata, with the file's name in every complaint."""
 
-    def __init__(self, reader: GGUFReader, name: str) -> None:
-        self._reader = reader
+    def __init__(self, metadata: Mapping[str, Any], name: str) -> None:
+        self._metadata = metadata
         self._name = name
 
     def get(self, key: str) -> Any:
-        field = self._reader.get_field(key)
-        return None if field is None else field.contents()
+        return self._metadata.get(key)
 
     def need(self, key: str) -> Any:
         value = self.get(key)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFWriter, TokenType
 
@@ -14,7 +13,7 @@ from engine.tokenizer.pre_tokenizers import PRE_TOKENIZATIONS
 from engine.tokenizer.source import find_tokenizer
 from engine.tokenizer.token_table import byte_level_alphabet
 from engine.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from engine.tokenizer.vocabulary_reader import VocabularyReader
+from engine.weights.gguf_file import GgufFile
 
 LETTERS = list(byte_level_alphabet())
 TOKENS = [*LETTERS, "<s>", "</s>", "<eot>", "<tool>", "Ġa", "12", "123", "1234", "ab"]
@@ -141,52 +140,20 @@ def test_what_cannot_be_built_right_is_refused_by_name(
         build(**changes)
 
 
-def test_a_directory_with_only_a_gguf_file_is_that_file(build: Write, tmp_path: Path) -> None:
-    build()
-    assert find_tokenizer(str(tmp_path)) == tmp_path / "model.gguf"
-
-
 def test_a_file_cut_short_is_refused(build: Write, tmp_path: Path) -> None:
     build()
     path = tmp_path / "short.gguf"
     whole = (tmp_path / "model.gguf").read_bytes()
     for size in (3, 20, 300, len(whole) - 1):
         path.write_bytes(whole[:size])
-        with pytest.raises(StartupError, match="not a GGUF file that can be read"):
+        with pytest.raises(StartupError, match=r"cannot read .* as GGUF"):
             load_tokenizer(str(path))
-
-
-def assert_same_fields(path: Path) -> None:
-    ours, theirs = VocabularyReader(path), GGUFReader(path)
-    assert list(ours.fields) == list(theirs.fields)
-    for name, expected in theirs.fields.items():
-        field = ours.fields[name]
-        assert (field.offset, field.data, field.types) == (expected.offset, expected.data, expected.types), name
-        assert len(field.parts) == len(expected.parts), name
-        assert field.contents() == expected.contents(), name
-        for part, expected_part in zip(field.parts[:100], expected.parts[:100], strict=True):
-            assert part.dtype == expected_part.dtype
-            np.testing.assert_array_equal(part, expected_part)
-    assert [tensor.data_offset for tensor in ours.tensors] == [tensor.data_offset for tensor in theirs.tensors]
-
-
-def test_the_quick_reader_reads_what_the_library_reads(tmp_path: Path) -> None:
-    path = tmp_path / "fields.gguf"
-    writer = GGUFWriter(path, "llama")
-    writer.add_array("strings", ["a", "žluť", "", "日本"])
-    writer.add_array("floats", [1.5, -2.0])
-    writer.add_array("ints", [1, -2, 3])
-    writer.add_array("bools", [True, False])
-    writer.add_string("one", "x")
-    writer.add_tensor("w", np.arange(8, dtype=np.float32).reshape(2, 4))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    assert_same_fields(path)
 
 
 @pytest.mark.model
 @pytest.mark.slow
-def test_the_quick_reader_reads_the_embedded_model_as_the_library_does() -> None:
-    assert_same_fields(find_tokenizer("smollm2"))
+def test_the_embedded_models_fields_are_what_the_library_reads() -> None:
+    path = find_tokenizer("smollm2")
+    ours, theirs = GgufFile(path).metadata, GGUFReader(path).fields
+    for name in ("tokens", "token_type", "merges", "pre", "model", "eos_token_id", "add_bos_token"):
+        assert ours[f"tokenizer.ggml.{name}"] == theirs[f"tokenizer.ggml.{name}"].contents(), name
