@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -23,8 +23,6 @@ from app.version import VERSION
 from engine.async_engine import AsyncEngine
 from engine.errors import EngineError
 
-logger = logging.getLogger(__name__)
-
 
 def create_app(settings: Settings, async_engine: AsyncEngine) -> Starlette:
     """The application around an engine that has not been started; its lifespan starts and stops it."""
@@ -42,6 +40,7 @@ def create_app(settings: Settings, async_engine: AsyncEngine) -> Starlette:
     app.state.ctx = AppContext(settings, async_engine, console, templates)
     app.state.authenticator = Authenticator((key.key, Role.from_label(key.role)) for key in settings.api_key)
     app.state.is_started = False
+    app.state.shutdown = None  # the task that ends it, once begun
     return app
 
 
@@ -63,9 +62,12 @@ async def shut_down(app: Starlette) -> None:
     The server calls this at the first signal: it waits for open connections before the lifespan ends, and streams
     would keep it waiting.
     """
-    ctx: AppContext = app.state.ctx
-    if not app.state.is_started:
-        return
-    app.state.is_started = False
+    state = app.state
+    if state.shutdown is None:
+        state.shutdown = asyncio.ensure_future(_shut_down(state.ctx))
+    await asyncio.shield(state.shutdown)
+
+
+async def _shut_down(ctx: AppContext) -> None:
     await ctx.async_engine.stop(ctx.settings.shutdown_timeout)
     await ctx.console.stop()

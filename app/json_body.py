@@ -83,16 +83,17 @@ def parse_body(value: Mapping[str, Any], model: type[Model]) -> Model:
 def validation_error(error: ValidationError) -> ApiError:
     """The first fault of a body as a 400."""
     first: ErrorDetails = error.errors(include_url=False, include_context=False)[0]
-    param = param_of(first["loc"])
+    place = place_of(first["loc"])
+    param = str(first["loc"][0]) if first["loc"] else "body"  # the field; the message says where in it
     if first["type"] == "missing":
-        return bad_request(f"{param} is required", param, "missing_required_parameter")
+        return bad_request(f"{place} is required", param, "missing_required_parameter")
     message = first["msg"].removeprefix("Value error, ").removeprefix("Input ").removeprefix("should be ")
     if first["type"] != "value_error":
-        message = f"{param} should be {message}, got {_shown(first['input'])}"
+        message = f"{place} should be {message}, got {_shown(first['input'])}"
     return bad_request(message, param, "invalid_type" if first["type"].endswith("_type") else "invalid_value")
 
 
-def param_of(location: tuple[int | str, ...]) -> str:
+def place_of(location: tuple[int | str, ...]) -> str:
     """`messages[0].content` for ("messages", 0, "content")."""
     text = ""
     for part in location:
