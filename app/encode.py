@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
+from typing import NamedTuple
 
 from engine.core.events import Blocked, BlockEvent, Changes, CommandRecord, Finished, Record, StepRecord
 from engine.core.stats import BLOCK_STATES, Counters, Fold, FoldedSequence, block_state
@@ -111,19 +112,34 @@ def block_code(fold: Fold, block_id: int) -> int:
     return STATE_CODES[block_state(fold.ref_counts[block_id], fold.block_hashes[block_id])]
 
 
-def block_details(fold: Fold) -> list[Json]:
-    """Each block with its state, references, owners and hash, in the order of their ids."""
-    return [
-        {
+class BlockColumns(NamedTuple):
+    """A copy of what is known of the blocks, to be spelled out elsewhere than on the event loop."""
+
+    ref_counts: list[int]
+    hashes: list[str | None]
+    owners: dict[int, tuple[str, ...]]
+
+    @classmethod
+    def of(cls, fold: Fold) -> BlockColumns:
+        """As it is now."""
+        owners = {block_id: tuple(seq_ids) for block_id, seq_ids in fold.owners.items()}
+        return cls(list(fold.ref_counts), list(fold.block_hashes), owners)
+
+    def details(self) -> list[Json]:
+        """Each block with its state, references, owners and hash, in the order of their ids."""
+        return [self._detail(block_id) for block_id in range(len(self.ref_counts))]
+
+    def _detail(self, block_id: int) -> Json:
+        ref_count, block_hash = self.ref_counts[block_id], self.hashes[block_id]
+        owners = self.owners.get(block_id, ())
+        return {
             "id": block_id,
             "state": block_state(ref_count, block_hash),
             "ref_count": ref_count,
-            "owner": block_owner(fold, block_id),
-            "owners": list(fold.owners.get(block_id, ())),
+            "owner": owners[0] if owners else None,
+            "owners": owners,
             "hash": block_hash,
         }
-        for block_id, (ref_count, block_hash) in enumerate(zip(fold.ref_counts, fold.block_hashes, strict=True))
-    ]
 
 
 def block_map(fold: Fold) -> Json:

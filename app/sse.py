@@ -4,8 +4,9 @@ A frame is bytes from the moment it is made. Clients hold a position in the ring
 an integer; one that fell too far behind is given the whole state again (see `app.admin.events`). Line ends are `\\n`:
 `\\r\\n` can be cut in two by a chunk's end, which some clients read as an empty line.
 
-The sender is sse-starlette's. What is switched off there, and why: its pings, which could fall into the middle of a
-frame that is sent in parts; its event objects, which ignore the separator. What is added: a goodbye at shutdown.
+The sender is sse-starlette's. What is not used of it, and why: its pings, which could fall into the middle of a frame
+that is sent in parts; its event objects, which ignore the separator; its end of all streams at the first signal, which
+would come before the last events of what still runs: `Console.stop` ends them, after the engine.
 """
 
 from __future__ import annotations
@@ -14,21 +15,18 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple, cast
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import NamedTuple
 
-from sse_starlette.sse import EventSourceResponse, SendTimeoutError
+from sse_starlette.sse import AppStatus, EventSourceResponse, SendTimeoutError
 from starlette.types import Receive, Scope, Send
-
-if TYPE_CHECKING:
-    import anyio
 
 logger = logging.getLogger(__name__)
 
 SEND_TIMEOUT_S = 10.0  # a reader that takes nothing for so long is dropped
-SHUTDOWN_GRACE_S = 0.5  # for the last events, once the server was told to stop
 PART_BYTES = 32 * 1024  # at most so much is handed to the server at once: what a stalled reader can pile up
-HEARTBEAT = b": \n\n"
+
+AppStatus.enable_automatic_graceful_drain = False
 
 
 def dumps(data: object) -> str:
@@ -134,35 +132,18 @@ class Waker:
         return True
 
 
-class _OnShutdown:
-    """Stands for the event that the library sets when the server is told to stop."""
-
-    def __init__(self, callback: Callable[[], None]) -> None:
-        self._callback = callback
-
-    def set(self) -> None:
-        self._callback()
-
-
 class EventStream(EventSourceResponse):
     """A response that streams `content`, frames as bytes, until it ends or the client leaves.
 
     When the client disconnects the iterator is cancelled at once, so that its `finally` frees what it held.
 
     Args:
-        content: ends by itself after `waker.closing` is set.
-        waker: closed when the server is told to stop.
+        content: ends by itself once it was told to (see `Waker.close`).
         name: for the log.
     """
 
-    def __init__(
-        self, content: AsyncIterator[bytes], waker: Waker, name: str, *, send_timeout_s: float = SEND_TIMEOUT_S
-    ) -> None:
-        shutdown = _OnShutdown(lambda: waker.close("shutdown"))
-        super().__init__(
-            content, sep="\n", ping=0, send_timeout=send_timeout_s,
-            shutdown_event=cast("anyio.Event", shutdown), shutdown_grace_period=SHUTDOWN_GRACE_S,
-        )  # fmt: skip
+    def __init__(self, content: AsyncIterator[bytes], name: str, *, send_timeout_s: float = SEND_TIMEOUT_S) -> None:
+        super().__init__(content, sep="\n", ping=0, send_timeout=send_timeout_s)
         self._name = name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

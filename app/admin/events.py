@@ -26,8 +26,8 @@ KEY_AGE_S = 0.5  # a keyframe says the time and the rates: it is made anew when 
 class Client:
     """One viewer: where in the ring it is. None: it needs a keyframe."""
 
-    def __init__(self, position: int | None) -> None:
-        self.position = position
+    def __init__(self) -> None:
+        self.position: int | None = None
         self.waker = Waker()
 
 
@@ -116,7 +116,7 @@ class Publisher:
 
     async def stream(self, last_event_id: str | None, client: Client | None = None) -> AsyncIterator[bytes]:
         """The frames of one client, in parts, until it leaves or `close` ends it."""
-        client = client or Client(None)
+        client = client or Client()
         if not self.is_tracking:
             self._start_tracking()
         client.position = self._resume_position(last_event_id)

@@ -1,0 +1,43 @@
+"""The pages of the console and their fragments. What moves on them comes from the event stream, not from here."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.access import Role
+from app.admin.limits import limits_table
+from app.context import context
+
+AUDIT_ROWS = 100
+
+
+async def engine_page(request: Request) -> Response:
+    """GET /engine: the live engine."""
+    return context(request).templates.render(request, "engine/engine.html", "Engine", "engine")
+
+
+async def admin_page(request: Request) -> Response:
+    """GET /admin: limits, controls and, for admins, the audit log."""
+    ctx = context(request)
+    may_act = request.state.role is Role.ADMIN
+    return ctx.templates.render(
+        request,
+        "admin/admin.html",
+        "Admin",
+        "admin",
+        limits=limits_table(ctx.async_engine, ctx.settings),
+        limits_version=ctx.async_engine.state.limits_version,
+        model=ctx.async_engine.info,
+        flags=ctx.settings.describe(),
+        entries=ctx.console.audit.latest(AUDIT_ROWS) if may_act else [],
+        may_act=may_act,
+    )
+
+
+async def audit_rows(request: Request) -> Response:
+    """GET /admin/fragments/audit: the rows of the audit table."""
+    ctx = context(request)
+    return ctx.templates.render(
+        request, "admin/_audit_rows.html", "Audit log", "admin", entries=ctx.console.audit.latest(AUDIT_ROWS)
+    )

@@ -1,0 +1,87 @@
+"""What watches the engine, put together: metrics, the two kinds of streams, the chat's texts and the audit log.
+
+All of it lives on the event loop and is fed by one listener; the engine thread never waits for any of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+
+from app.admin.events import Publisher
+from app.admin.frames import StateFrames
+from app.audit import AuditLog
+from app.encode import WallClock
+from app.metrics import Metrics
+from app.playground.generations import Generations
+from app.playground.stream import ChatStreams
+from app.settings import Settings
+from engine.async_engine import AsyncEngine
+from engine.core.events import Record
+from engine.errors import EngineError
+
+logger = logging.getLogger(__name__)
+
+SWEEP_INTERVAL_S = 15.0
+LAST_EVENTS_S = 0.5  # how long the streams get to say goodbye
+
+
+class Console:
+    """The observers of one engine.
+
+    Args:
+        settings: of the process.
+        async_engine: what they observe; not started yet.
+    """
+
+    def __init__(self, settings: Settings, async_engine: AsyncEngine) -> None:
+        engine, fold = async_engine, async_engine.state
+        self.wall = WallClock(time.time() - engine.now())
+        self.audit = AuditLog(settings.data_dir)
+        self.metrics = Metrics(fold, engine.info, engine.now, enable_prefix_caching=settings.enable_prefix_caching)
+        frames = StateFrames(fold, engine.trace, engine.epoch, engine.info.block_size, engine.now, self.wall)
+        self.publisher = Publisher(frames, fold, engine.epoch, engine.now)
+        self.generations = Generations(engine, engine.now)
+        self.chat_streams = ChatStreams(self.generations, fold, engine.now)
+        self.metrics.stream_clients["engine"] = lambda: len(self.publisher.clients)
+        self.metrics.stream_clients["chat"] = lambda: self.chat_streams.num_readers
+        self._engine = engine
+        self._sweeper: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to listen, on the running loop."""
+        self.audit.open()
+        self._engine.add_listener(self._on_records)
+        self._sweeper = asyncio.create_task(self._sweep_for_ever(), name="sweeper of generations")
+
+    async def stop(self) -> None:
+        """After the engine stopped: every stream gets its last events and its end."""
+        if self._sweeper is None:
+            return
+        self._sweeper.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._sweeper
+        self._sweeper = None
+        await self.generations.finish(LAST_EVENTS_S)
+        self.publisher.close("shutdown")
+        self.chat_streams.close("shutdown")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_EVENTS_S):
+                while self.publisher.clients or self.chat_streams.num_readers:  # noqa: ASYNC110 - they end by themselves
+                    await asyncio.sleep(0.01)
+        self._engine.remove_listener(self._on_records)
+        await self.audit.close()
+
+    def _on_records(self, records: Sequence[Record]) -> None:
+        self.metrics.on_records(records)
+        self.publisher.on_records(records)
+        self.generations.on_records(records)
+
+    async def _sweep_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+            with contextlib.suppress(EngineError):  # a dead engine has ended everything already
+                await self.generations.sweep()
