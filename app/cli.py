@@ -17,6 +17,8 @@ from typing import NoReturn
 from app.settings import ENV_PREFIX, SETTING_ROWS, SETTINGS, Setting, Settings, SettingsError, load_settings
 from app.version import VERSION
 
+# A bench starts its server where nobody else sees it; keys travel in the environment.
+_NOT_FOR_BENCHES = ("api_key", "host", "port", "root_path", "allowed_hosts", "data_dir")
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 
@@ -64,7 +66,6 @@ def _run(args: argparse.Namespace, settings: Settings) -> int:
         return EXIT_USAGE
     if args.bench == "offline":
         from engine.bench.offline import run_offline
-
         from engine.errors import StartupError
 
         try:
@@ -80,10 +81,10 @@ def _run(args: argparse.Namespace, settings: Settings) -> int:
 
 
 def given_flags(settings: Settings) -> list[str]:
-    """The settings that were not left at their default, as flags for another process; keys and the port excepted."""
+    """The settings that were not left at their default, as flags for a server that only a bench talks to."""
     flags = []
     for setting in SETTINGS:
-        if settings.source(setting.name) == "default" or setting.name in ("api_key", "port", "host"):
+        if settings.source(setting.name) == "default" or setting.name in _NOT_FOR_BENCHES:
             continue
         value = getattr(settings, setting.name)
         if setting.kind == "bool":
@@ -133,7 +134,7 @@ def build_parser() -> Parser:
     online.add_argument(
         "--base-url", metavar="URL", help="Send to this server instead of starting one. Default: start one."
     )
-    _add_settings(online, [s for s in SETTINGS if s.name not in ("host", "port")])
+    _add_settings(online, [s for s in SETTINGS if s.name == "api_key" or s.name not in _NOT_FOR_BENCHES])
 
     _add_command(commands, "version", "Print the versions of pagedeck and of what it is built on.")
     return parser

@@ -272,7 +272,7 @@ SETTINGS: tuple[Setting, ...] = (
             metavar="HOSTS", none="the names of this machine's loopback address, and --host"),
     Setting("root_path", "str", _SERVER, "Path under which a proxy serves this, such as /pagedeck.", none="none",
             metavar="PATH"),
-    Setting("data_dir", "str", _SERVER, "Directory for what outlives a restart.", none="nothing is kept",
+    Setting("data_dir", "str", _SERVER, "Directory for what outlives a restart: the audit log.", none="nothing is kept",
             metavar="DIR"),
     Setting("shutdown_timeout", "seconds", _SERVER,
             "Seconds that running requests get to finish after a request to stop.", low=0, high=3600),
@@ -364,8 +364,8 @@ _PARSERS: dict[Kind, Callable[[str], object]] = {
 
 
 def child_environment(keys: Sequence[ApiKey]) -> dict[str, str]:
-    """This process's environment with `keys` in it: command lines can be read by others, environments cannot."""
-    environment = dict(os.environ)
+    """The environment of a child that gets its settings as flags, and `keys` here: others can read command lines."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
     if keys:
         environment[SETTING_ROWS["api_key"].env] = ",".join(f"{key.key}:{key.role}" for key in keys)
     return environment
