@@ -25,7 +25,7 @@ SETUP := $(VENV)/setup.stamp
 DEV := $(VENV)/dev.stamp
 FRONT_END := static/node_modules/.package-lock.json
 
-.PHONY: help serve setup test test-fast check format bench browser clean front-end
+.PHONY: help serve setup test test-fast check format bench wheel browser clean front-end
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -91,6 +91,11 @@ format: $(DEV) ## let ruff fix and format
 
 bench: setup ## throughput of mixed 32 and mixed 96, as rows of the README's table
 	@$(BIN)/python -m engine.bench.table $(BENCH_ARGS)
+
+wheel: setup ## a wheel in dist/, with templates, static files and front-end libraries in it
+	@$(PIP) wheel -q --no-deps --no-build-isolation --no-index --wheel-dir dist .
+	rm -rf build
+	ls dist
 
 browser: ## install Chromium and fonts for the browser tests, from Debian's packages
 	@if command -v chromium >/dev/null && command -v fc-list >/dev/null && [ -n "$$(fc-list)" ]; then
