@@ -147,6 +147,7 @@ export function applyChat(generations, event, data) {
   let generation = generations.get(id);
   if (event === "snapshot") {
     generation = { ...data, offset: data.offset ?? numCodePoints(data.text ?? ""), text: data.text ?? "" };
+    if (data.finish_reason) generation.status = "done";
     generations.set(id, generation);
     return generation;
   }
