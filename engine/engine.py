@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from engine.config import EngineConfig, ModelInfo
-from engine.core.admission import Admission
 from engine.core.batch import Batch, StepOutput
 from engine.core.events import Blocked, CommandRecord, Record, StepRecord
 from engine.core.limits import Limits, changed_limits
@@ -205,18 +204,14 @@ class Engine:
         ):
             if seconds is not None and not 0 < seconds < float("inf"):
                 raise InvalidValueError(name, seconds, "a number of seconds > 0")
-        scheduler = self.scheduler
-        Admission(scheduler.blocks, scheduler.limits, scheduler.max_model_len).check_fits(
-            len(request.prompt_token_ids), params.n
-        )
+        self.scheduler.admission.check_fits(len(request.prompt_token_ids), params.n)
 
     def _sequence(self, request: Request) -> Sequence:
         params, limits, now = request.sampling_params, self.scheduler.limits, self.clock()
         if params.seed is None:
             params = replace(params, seed=self._seeds.getrandbits(62))
-        room = min(self.info.max_model_len, limits.num_usable_blocks * self.info.block_size)
-        left = room - len(request.prompt_token_ids)
-        max_tokens = left if params.max_tokens is None else params.max_tokens
+        left = min(self._room(request), limits.num_usable_blocks * self.info.block_size - len(request.prompt_token_ids))
+        max_tokens = left if params.max_tokens is None else min(params.max_tokens, self._room(request))
         if params.min_tokens > max_tokens:
             raise InvalidValueError("min_tokens", params.min_tokens, f"at most the {max_tokens} tokens that are left")
         queue_timeout_s = request.queue_timeout_s or limits.queue_timeout_s
@@ -231,6 +226,10 @@ class Engine:
             queue_deadline=None if queue_timeout_s is None else now + queue_timeout_s,
             deadline=None if request_timeout_s is None else now + request_timeout_s,
         )  # fmt: skip
+
+    def _room(self, request: Request) -> int:
+        """Tokens that max_model_len leaves for the output."""
+        return self.info.max_model_len - len(request.prompt_token_ids)
 
     def reject(self, request_id: str, error: RequestError) -> StepResult:
         """The record of a refusal, so that it is counted."""

@@ -55,6 +55,17 @@ class BlockManager:
         num_new = self.num_blocks_for(sequence.num_tokens) - len(prefix)
         sequence.block_table.extend(self._allocate(sequence, num_new))
 
+    def can_decode_in_place(self, sequence: Sequence) -> bool:
+        """Whether it computes exactly its last known token, into a part-filled block of its own."""
+        position = sequence.num_computed_tokens
+        index, offset = divmod(position, self.block_size)
+        return (
+            offset > 0
+            and len(sequence.token_ids) - position == 1
+            and self.pool.ref_counts[sequence.block_table[index]] == 1
+            and not sequence.num_pending_forks
+        )
+
     def num_blocks_to_append(self, sequence: Sequence, num_tokens: int) -> int:
         """Blocks missing before the sequence can write its next `num_tokens` tokens, a copy-on-write included."""
         missing = self.num_blocks_for(sequence.num_computed_tokens + num_tokens) - len(sequence.block_table)

@@ -53,7 +53,7 @@ class BlockPool:
 
         A cached block loses its hash before it is handed out.
         """
-        if self.num_available <= 0:
+        if self.num_usable - self.num_blocks + len(self._free) + len(self._cached) <= 0:
             return None
         if self._free:
             block_id, _ = self._free.popitem(last=False)

@@ -135,7 +135,7 @@ class Scheduler:
         while self.pool.num_available < 0:
             self._preempt(self._victim(), by=None)
         for sequence in list(self.waiting):
-            problem = self._admission.never_fits(sequence)
+            problem = self.admission.never_fits(sequence)
             if problem is not None:
                 self.finish(sequence, "error", problem)
 
@@ -159,13 +159,17 @@ class Scheduler:
         )
 
     def _schedule_running(self, budget: StepBudget, plan: _Plan) -> None:
-        decoding = [s for s in self.running if s.num_tokens - s.num_computed_tokens == 1]
-        prefilling = [s for s in self.running if s.num_tokens - s.num_computed_tokens > 1]
+        decoding = [s for s in self.running if len(s.token_ids) - s.num_computed_tokens == 1]
+        prefilling = [s for s in self.running if len(s.token_ids) - s.num_computed_tokens > 1]
         if len(decoding) > budget.remaining:  # the budget was set below what runs: everyone gets a turn
             turn = self.step % len(decoding)
             decoding = decoding[turn:] + decoding[:turn]
         for sequence in decoding + prefilling:
             if sequence.status != "RUNNING":  # preempted or ended for one before it
+                continue
+            if budget.remaining and self.blocks.can_decode_in_place(sequence):
+                plan.add_decode(sequence)
+                budget.remaining -= 1
                 continue
             num_tokens = budget.grant(sequence.num_tokens - sequence.num_computed_tokens)
             if num_tokens == 0:
@@ -210,12 +214,13 @@ class Scheduler:
         insort(self.waiting, sequence, key=lambda s: s.queue_key(policy))
 
     @property
-    def _admission(self) -> Admission:
+    def admission(self) -> Admission:
+        """The tests under the current limits."""
         return Admission(self.blocks, self.limits, self.max_model_len)
 
     def _admit_waiting(self, budget: StepBudget, plan: _Plan) -> None:
         self.blocked = None
-        admission = self._admission
+        admission = self.admission
         has_preempted = bool(self.log.preempted)
         while self.waiting:
             sequence = self.waiting[0]
@@ -262,25 +267,26 @@ class Scheduler:
             failed: sequences the runner could not sample for, with the message.
         """
         tokens = {s.seq_id: s.token_id for s in sampled}
-        for scheduled in batch.scheduled:
-            sequence = self._sequences[scheduled.seq_id]
-            before = sequence.num_computed_tokens
-            sequence.num_computed_tokens = before + scheduled.num_tokens
-            self.blocks.seal_full_blocks(sequence, before)
-            has_token = sequence.seq_id in tokens
-            self.log.computed.append(
-                Computed(sequence.seq_id, scheduled.num_tokens, sequence.num_computed_tokens, int(has_token))
-            )
+        sequences, computed, block_size = self._sequences, self.log.computed, self.blocks.block_size
+        for seq_id, before, num_tokens, _, _ in batch.scheduled:
+            sequence = sequences[seq_id]
+            after = sequence.num_computed_tokens = before + num_tokens
+            if before // block_size != after // block_size:
+                self.blocks.seal_full_blocks(sequence, before)
+            computed.append(Computed(seq_id, num_tokens, after, int(seq_id in tokens)))
         for fork in batch.forks:
             if fork.child_id in tokens:
                 self._fork(self._sequences[fork.parent_id], fork.child_id)
         for seq_id, token_id in tokens.items():
-            sequence = self._sequences[seq_id]
-            sequence.token_ids.append(token_id)
+            sequence = sequences[seq_id]
+            token_ids = sequence.token_ids
+            token_ids.append(token_id)
             if seq_id in stopped:
                 self.finish(sequence, "stop", stopped[seq_id])
-            elif (reason := sequence.finish_reason(token_id, self.max_model_len)) is not None:
-                self.finish(sequence, *reason)
+            elif token_id in sequence.end_token_ids or len(token_ids) >= sequence.max_num_tokens:
+                reason = sequence.finish_reason(token_id)
+                if reason is not None:
+                    self.finish(sequence, *reason)
         for seq_id, message in failed.items():
             if (live := self._sequences.get(seq_id)) is not None:
                 self.finish(live, "error", message)
@@ -347,6 +353,11 @@ class _Plan:
             self.copies.append(copy)
         if is_sampling and sequence.num_pending_forks:
             self._forking[sequence.seq_id] = sequence
+
+    def add_decode(self, sequence: Sequence) -> None:
+        """One token of a sequence that needs no block for it: most of what most steps do."""
+        seq_id = sequence.seq_id
+        self.scheduled[seq_id] = ScheduledSequence(seq_id, sequence.num_computed_tokens, 1, (), True)
 
     def add_new(self, sequence: Sequence, num_tokens: int) -> None:
         self.new.append(

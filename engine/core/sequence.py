@@ -36,6 +36,14 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[str] = field(default_factory=list)  # of the full blocks of token_ids, as far as needed yet
     was_scheduled: bool = False
+    end_token_ids: frozenset[int] = field(init=False)  # any of these may end it
+    max_num_tokens: int = field(init=False)  # known tokens at which it ends
+
+    def __post_init__(self) -> None:
+        params = self.sampling_params
+        eos = () if params.ignore_eos else self.eos_token_ids
+        self.end_token_ids = frozenset(eos).union(params.stop_token_ids)
+        self.max_num_tokens = self.num_prompt_tokens + self.max_tokens
 
     @property
     def num_tokens(self) -> int:
@@ -63,15 +71,13 @@ class Sequence:
             self.num_computed_tokens, self.num_cached_tokens, tuple(self.block_table), self.num_preemptions,
         )  # fmt: skip
 
-    def finish_reason(self, token_id: int, max_model_len: int) -> tuple[str, str | None] | None:
+    def finish_reason(self, token_id: int) -> tuple[str, str | None] | None:
         """(reason, detail) if `token_id`, the token just appended, ends it."""
         params = self.sampling_params
-        if self.num_output_tokens >= params.min_tokens:
-            if not params.ignore_eos and token_id in self.eos_token_ids:
-                return "stop", None
-            if token_id in params.stop_token_ids:
-                return "stop", str(token_id)
-        if self.num_output_tokens >= self.max_tokens or self.num_tokens >= max_model_len:
+        if token_id in self.end_token_ids and self.num_output_tokens >= params.min_tokens:
+            is_eos = not params.ignore_eos and token_id in self.eos_token_ids
+            return "stop", None if is_eos else str(token_id)
+        if self.num_tokens >= self.max_num_tokens:
             return "length", None
         return None
 
