@@ -1,0 +1,104 @@
+"""The decoder that the model families share: norm, attention, norm, gated MLP, with residuals around both.
+
+Plain functions over tensors. A step's tokens of all sequences lie in one flat `[num_tokens, ...]` batch; which token
+sees which is the attention's business, which is passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from engine.models.config import ModelConfig
+from engine.models.layers.linear import Linear
+from engine.models.layers.rotary import RotaryTable, inverse_frequencies
+from kernels.registry import select
+
+
+class Attention(Protocol):
+    """Attention of one step: knows the block tables and the cache."""
+
+    def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
+        """Store `key_value` `[num_tokens, 2 * num_kv_heads, head_dim]` and attend with `query`
+        `[num_tokens, num_heads, head_dim]`; returns the query's shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Weights of one layer, products of the same input fused into one."""
+
+    input_norm: torch.Tensor  # [hidden_size]
+    qkv: Linear  # hidden_size -> (num_heads + 2 * num_kv_heads) * head_dim
+    output: Linear  # num_heads * head_dim -> hidden_size
+    post_attention_norm: torch.Tensor  # [hidden_size]
+    gate_up: Linear  # hidden_size -> 2 * intermediate_size
+    down: Linear  # intermediate_size -> hidden_size
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """All weights of a model."""
+
+    embedding: torch.Tensor  # [vocab_size, hidden_size]
+    layers: tuple[LayerWeights, ...]
+    norm: torch.Tensor  # [hidden_size]
+    head: Linear  # hidden_size -> vocab_size; shares the embedding's memory where they are tied
+    rope_divisors: torch.Tensor | None = None  # [head_dim / 2], see `inverse_frequencies`
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Each distinct tensor once."""
+        found = [self.embedding, self.norm, self.head.weight]
+        for layer in self.layers:
+            found += [layer.input_norm, layer.post_attention_norm]
+            for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
+                found += [linear.weight] if linear.bias is None else [linear.weight, linear.bias]
+        return list({tensor.data_ptr(): tensor for tensor in found}.values())
+
+
+class Decoder:
+    """Token ids to hidden states to logits."""
+
+    def __init__(self, config: ModelConfig, weights: DecoderWeights, max_len: int, *, kernels: str = "auto") -> None:
+        """Args: config, weights; max_len, longest sequence; kernels, whose implementation of norm, rope and gate."""
+        self.config = config
+        self.weights = weights
+        frequencies = inverse_frequencies(
+            config.head_dim, config.rope_theta, config.rope_scaling, weights.rope_divisors
+        )
+        self._rotary = RotaryTable(frequencies, max_len)
+        self._rms_norm: Callable[..., torch.Tensor] = select("rms_norm", requested=kernels).load()
+        self._rope: Callable[..., None] = select("rope", requested=kernels).load()
+        self._silu_and_mul: Callable[..., torch.Tensor] = select("silu_and_mul", requested=kernels).load()
+
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
+        """Hidden states before the last norm.
+
+        Args:
+            token_ids: `[num_tokens]`.
+            positions: `[num_tokens]`, each token's place in its sequence.
+            attention: of this step.
+
+        Returns:
+            `[num_tokens, hidden_size]`.
+        """
+        config, eps = self.config, self.config.rms_norm_eps
+        num_rotated = config.num_heads + config.num_kv_heads
+        cos, sin = self._rotary.at(positions)
+        hidden = F.embedding(token_ids, self.weights.embedding)
+        for index, layer in enumerate(self.weights.layers):
+            x = self._rms_norm(hidden, layer.input_norm, eps)
+            qkv = layer.qkv(x).view(x.shape[0], -1, config.head_dim)  # [num_tokens, num_heads + 2 * num_kv_heads, .]
+            self._rope(qkv[:, :num_rotated], cos, sin)
+            attended = attention.attend(index, qkv[:, : config.num_heads], qkv[:, config.num_heads :])
+            hidden += layer.output(attended.reshape(x.shape[0], -1))
+            x = self._rms_norm(hidden, layer.post_attention_norm, eps)
+            hidden += layer.down(self._silu_and_mul(layer.gate_up(x)))
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """`[n, vocab_size]`, float32, of hidden states `[n, hidden_size]`."""
+        return self.weights.head(self._rms_norm(hidden, self.weights.norm, self.config.rms_norm_eps)).float()

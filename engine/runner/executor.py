@@ -1,0 +1,147 @@
+"""From a configuration to a runner: finds the model, loads it, sizes the KV pool."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from engine.attention.backend import AttentionBackend, choose_backend
+from engine.config import EngineConfig, ModelInfo
+from engine.errors import StartupError
+from engine.models.decoder import Decoder
+from engine.runner.kv_memory import GIB, free_memory, plan_kv
+from engine.runner.model_runner import ModelRunner
+from engine.runner.sampler import Sampler
+from engine.weights.checkpoint import resolve_model
+from engine.weights.loader import load_weights, open_checkpoint
+from kernels.layout import KVLayout, allocate
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_FIRST_ROWS = 64  # the row table doubles when more run at once
+
+
+def load_runner(config: EngineConfig) -> ModelRunner:
+    """Load the model that `config` names and allocate its KV pool, once and for all.
+
+    Raises:
+        StartupError: the model can't be found, read or computed here, or its KV cache doesn't fit as asked for.
+    """
+    begin = perf_counter()
+    if config.device not in ("auto", "cpu"):
+        raise StartupError(f"--device {config.device}: this version computes on the CPU only (auto or cpu)")
+    if config.block_size < 1:
+        raise StartupError(f"--block-size {config.block_size}: at least one token")
+    device = "cpu"
+    backend_name, backend_reason = choose_backend(config.attention_backend, device)
+    threads = config.threads or usable_cores()
+    torch.set_num_threads(threads)
+    checkpoint = resolve_model(config.model)
+    loaded = open_checkpoint(checkpoint)
+    model = loaded.config
+    dtype, dtype_reason = choose_dtype(config.dtype)
+    kv_dtype = dtype if config.kv_cache_dtype == "auto" else _named_dtype("--kv-cache-dtype", config.kv_cache_dtype)
+    weights = load_weights(loaded.source, model, dtype)
+    layout = KVLayout(model.num_kv_heads, config.block_size, model.head_dim)
+    bytes_per_block = layout.bytes_per_block(model.num_layers, kv_dtype)
+    if model.max_exact_len < model.max_position_embeddings:
+        logger.warning(
+            "the model sees %d of its %d tokens at a time (sliding window); it is served up to that length, "
+            "where its attention is exact", model.max_exact_len, model.max_position_embeddings,
+        )  # fmt: skip
+    plan = plan_kv(
+        bytes_per_block=bytes_per_block,
+        block_size=config.block_size,
+        model_max_len=model.max_exact_len,
+        max_model_len=config.max_model_len,
+        kv_cache_memory_bytes=config.kv_cache_memory_bytes,
+        num_kv_blocks=config.num_kv_blocks,
+        free_bytes=free_memory(),
+    )
+    try:
+        kv_pool = allocate(layout, model.num_layers, plan.num_blocks, kv_dtype)
+    except RuntimeError as error:  # what torch raises when the system refuses the memory
+        raise StartupError(
+            f"{plan.num_blocks} KV blocks of {bytes_per_block} bytes could not be allocated: {error}"
+        ) from error
+    backend = AttentionBackend(backend_name, device, kv_pool, model.head_dim**-0.5)
+    tensors = weights.tensors()
+    info = ModelInfo(
+        name=config.served_model_name or checkpoint.name,
+        architecture=model.architecture,
+        dtype=_name_of(dtype),
+        kv_cache_dtype=_name_of(kv_dtype),
+        device=device,
+        attention_backend=f"{backend_name} ({backend_reason})",
+        quantization=loaded.source.quantization(_name_of(dtype)),
+        num_parameters=sum(tensor.numel() for tensor in tensors),
+        num_layers=model.num_layers,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        hidden_size=model.hidden_size,
+        vocab_size=model.vocab_size,
+        max_model_len=plan.max_model_len,
+        block_size=config.block_size,
+        num_blocks=plan.num_blocks,
+        kv_bytes_per_block=bytes_per_block,
+        weights_bytes=sum(tensor.nbytes for tensor in tensors),
+        threads=threads,
+    )
+    logger.info(
+        "loaded %s (%s) in %.1f s: %s, %s, %d threads", info.name, model.architecture, perf_counter() - begin,
+        info.quantization, dtype_reason, threads,
+    )  # fmt: skip
+    logger.info(
+        "KV cache: %d blocks of %d tokens, %.2f GiB, %s; max_model_len %d", info.num_blocks, info.block_size,
+        kv_pool.nbytes / GIB, info.kv_cache_dtype, info.max_model_len,
+    )  # fmt: skip
+    kernels = "reference" if backend_name == "reference" else "auto"
+    return ModelRunner(
+        info,
+        Decoder(model, weights, plan.max_model_len, kernels=kernels),
+        kv_pool,
+        backend,
+        Sampler(model.vocab_size, kernels=kernels),
+        num_rows=min(_FIRST_ROWS, config.limits.max_num_seqs),
+    )
+
+
+def choose_dtype(requested: str) -> tuple[torch.dtype, str]:
+    """(dtype, reason) for `requested`: "auto" = bfloat16 where this CPU multiplies it in hardware, else float32.
+
+    Raises:
+        StartupError: there is no such dtype.
+    """
+    if requested != "auto":
+        return _named_dtype("--dtype", requested), f"{requested} as requested"
+    capabilities = torch.cpu.get_capabilities()
+    features = [name for name in ("amx_bf16", "avx512_bf16") if capabilities.get(name)]
+    if features:
+        return torch.bfloat16, f"bfloat16 (the CPU has {features[0]})"
+    return torch.float32, "float32 (the CPU has no bfloat16 instructions)"
+
+
+def _named_dtype(flag: str, name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise StartupError(f"{flag} {name}: there are auto, {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def usable_cores() -> int:
+    """Cores this process may use: its affinity, less where a cgroup's quota allows less."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))
