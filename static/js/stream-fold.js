@@ -113,7 +113,7 @@ export function applyDelta(state, delta) {
     // Of a row that is known come its id, its status and what changed.
     state.rows.set(row.id, before ? { ...before, ...row } : row);
   }
-  if (delta.rows?.length || delta.removed?.length) {
+  if (delta.rows?.length || delta.removed?.length || delta.running_order) {
     const isRunning = (id) => state.rows.get(id)?.status === "RUNNING";
     state.running = (delta.running_order ?? state.running).filter(isRunning);
     const known = new Set(state.running);
@@ -164,12 +164,16 @@ export function applyChat(generations, event, data) {
   } else if (event === "status") {
     generation.status = data.status;
     generation.detail = data.detail ?? null;
+    // A preemption is told with each status while it lasts.
+    const receipts = generation.preemptions ?? [];
+    if (data.receipt && !receipts.some((known) => known.step === data.receipt.step)) generation.preemptions = [...receipts, data.receipt];
   } else if (event === "done") {
     generation.status = "done";
     generation.detail = null;
     generation.finish_reason = data.finish_reason;
     generation.error = data.error ?? null;
     generation.stats = data.stats ?? null;
+    if (data.preemptions) generation.preemptions = data.preemptions;
     if (data.offset !== undefined && data.offset > generation.offset) return null;
   }
   return generation;

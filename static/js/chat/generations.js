@@ -40,7 +40,7 @@ export class Generations extends EventTarget {
 
   newLink(conversationId, nodeId, generationId) {
     const link = {
-      conversationId, nodeId, generationId, text: "", status: "sending", detail: null, numOutputTokens: 0, firstAt: null, firstTokens: 0,
+      conversationId, nodeId, generationId, requestId: null, text: "", status: "sending", detail: null, numOutputTokens: 0, firstAt: null, firstTokens: 0,
       rate: null, isDirty: false, isSeen: false, wantsStop: false, receipts: [],
     };
     this.byNode.set(nodeId, link);
@@ -121,6 +121,7 @@ export class Generations extends EventTarget {
 
   accepted(link, answer) {
     link.generationId = answer.generation_id;
+    link.requestId = answer.request_id ?? null;
     this.links.set(link.generationId, link);
     store.update(link.conversationId, (c) => {
       const node = c.nodes[link.nodeId];
@@ -154,20 +155,16 @@ export class Generations extends EventTarget {
       link.text = generation.text;
       link.isDirty = true;
     }
-    if (event === "status" && data.status === "preempted" && data.detail) this.addReceipt(link, data.detail);
-    if (event === "snapshot") for (const receipt of data.receipts ?? []) this.addReceipt(link, receipt);
+    link.requestId = generation.request_id ?? link.requestId;
+    if (generation.preemptions && generation.preemptions.length !== link.receipts.length) {
+      link.receipts = generation.preemptions;
+      link.isDirty = true;
+    }
     link.status = generation.status;
     link.detail = generation.detail ?? null;
     this.countTokens(link, generation.num_output_tokens ?? 0);
     if (generation.status === "done") this.finish(link, generation);
     else this.tell("change", link);
-  }
-
-  addReceipt(link, detail) {
-    const text = typeof detail === "string" ? detail : (detail.text ?? JSON.stringify(detail));
-    if (link.receipts.includes(text)) return;
-    link.receipts.push(text);
-    link.isDirty = true;
   }
 
   /** Tokens are the engine's count; the rate is of this page's clock since it first heard of any. */
@@ -202,7 +199,7 @@ export class Generations extends EventTarget {
     let node = null;
     store.update(link.conversationId, (c) => {
       node = c.nodes[link.nodeId] ?? null;
-      if (node) Object.assign(node, values, { receipts: link.receipts });
+      if (node) Object.assign(node, values, { receipts: link.receipts, request_id: link.requestId });
       c.updated_at = Date.now();
     });
     store.updateEntry(link.conversationId, (entry) => {

@@ -3,7 +3,7 @@
 import { brief, count, el, icon, plural, seconds } from "../page.js";
 
 const REASONS = {
-  stop: "ended by itself",
+  stop: "finished",
   length: "cut at max tokens",
   abort: "stopped",
   timeout: "timed out",
@@ -16,7 +16,7 @@ function decodeRate(stats) {
 }
 
 /** [name, value, explanation] of everything that was measured. */
-function rows(stats) {
+function rows(stats, requestId) {
   return [
     ["Prompt", plural(stats.num_prompt_tokens, "token"), "Tokens of the conversation as the model read it"],
     ["From the prefix cache", plural(stats.num_cached_tokens, "token"), "Prompt tokens whose keys and values were still there"],
@@ -32,6 +32,7 @@ function rows(stats) {
     ["Preemptions", count(stats.num_preemptions), "Times its blocks were taken for another request"],
     ["Computed again", plural(stats.num_recomputed_tokens, "token"), "Work repeated because of preemptions"],
     ["Last step", count(stats.finish_step), "The engine's step at which it ended"],
+    ["Request", requestId ?? "–", "Its name on the Engine page and in the log"],
   ];
 }
 
@@ -55,7 +56,7 @@ export function statsElement(node) {
   const line = el("summary.stats-line", { title: "Show all figures" }, icon("chevron", "icon-small stats-chevron"));
   for (const part of summary(node.stats, node.finish_reason)) line.append(el("span", {}, part));
   const list = el("dl.stats-table");
-  for (const [name, value, hint] of rows(node.stats)) list.append(el("div", { title: hint }, el("dt", {}, name), el("dd.num", {}, value)));
+  for (const [name, value, hint] of rows(node.stats, node.request_id)) list.append(el("div", { title: hint }, el("dt", {}, name), el("dd.num", {}, value)));
   return el("details.stats", {}, line, list);
 }
 
@@ -66,15 +67,15 @@ function stopText(receipt) {
 
 /** Receipts: preemptions and Stop, each a sentence with its numbers. */
 export function receiptElements(node, receipts) {
-  const lines = receipts.map((text) => el("p.receipt", {}, el("span.swatch.swatch-preempted", { "aria-hidden": "true" }), el("span", {}, sentence(text))));
+  const lines = receipts.map((receipt) => el("p.receipt", { "data-receipt": "preempted" }, el("span.swatch.swatch-preempted", { "aria-hidden": "true" }), el("span", {}, preemptionText(receipt))));
   if (node.stop_receipt) lines.push(el("p.receipt", { "data-receipt": "stop" }, icon("stop", "icon-small"), el("span", {}, stopText(node.stop_receipt))));
   return lines;
 }
 
-function sentence(text) {
-  const trimmed = text.trim();
-  const first = trimmed.charAt(0).toUpperCase() + trimmed.slice(1);
-  return /[.!?]$/.test(first) ? first : `${first}.`;
+/** "Preempted at step 1,204 for chat-71: 6 blocks freed, 96 tokens to compute again." */
+function preemptionText({ step, by, by_source: source, blocks, tokens }) {
+  const whom = by === null || by === undefined ? "because the pool was made smaller" : `for ${by}${source && !by.startsWith(source) ? ` (${source})` : ""}`;
+  return `Preempted at step ${count(step)} ${whom}: ${plural(blocks, "block")} freed, ${plural(tokens, "token")} to compute again.`;
 }
 
 const STATUS = {
@@ -90,7 +91,8 @@ const STATUS = {
 export function statusText(link, isConnected) {
   if (!isConnected && link.generationId) return ["Connection lost", "the engine goes on; the text is fetched when the connection is back"];
   if (link.wantsStop) return ["Stopping", null];
-  const detail = link.detail && typeof link.detail === "object" ? link.detail.text : link.detail;
+  // The receipt is shown by itself, and that it waits is said already: what is left is why.
+  const detail = link.detail?.split("; ").at(-1).replace(/^waits: /, "");
   if (link.status === "running" && link.numOutputTokens > 0) {
     const parts = [plural(link.numOutputTokens, "token"), link.rate ? `${brief(link.rate)} tok/s` : null];
     return [STATUS.running, parts.filter(Boolean).join(" · ")];
