@@ -138,7 +138,7 @@ export class Charts {
       height: Math.max(30, box.clientHeight),
       legend: { show: false },
       cursor: { sync: { key: "steps" }, y: false, points: { show: false }, drag: { setScale: false, x: false } },
-      padding: [6, 4, 0, 0],
+      padding: [6, 14, 0, 0],
       scales: {
         x: { time: false, range: () => this.#window() },
         y: { range: (_, _min, max) => [0, spec.max ?? Math.max(4, (max ?? 0) * 1.1)] },
@@ -166,7 +166,7 @@ export class Charts {
   }
 
   #window() {
-    const last = this.steps.length ? this.steps[this.steps.length - 1][STEP] : NUM_STEPS;
+    const last = this.steps.length ? this.steps[this.steps.length - 1][STEP] : (this.view.raw.step ?? 0);
     return [Math.max(0, last - NUM_STEPS + 1), Math.max(NUM_STEPS - 1, last)];
   }
 

@@ -1,7 +1,7 @@
 // Totals since the start of the process.
 
 import { setText } from "../page.js";
-import { integer, percent } from "./format.js";
+import { integer, percent, short } from "./format.js";
 
 const sum = (counts) => Object.values(counts ?? {}).reduce((total, n) => total + n, 0);
 
@@ -11,16 +11,20 @@ function reasons(counts) {
   return parts.join(" · ");
 }
 
-/** [value, detail] of each counter. */
+/** [value, detail, exact value for the title] of each counter. */
 const COUNTERS = {
-  requests: (c) => [integer(c.num_requests), "accepted"],
-  finished: (c) => [integer(sum(c.finished)), reasons(c.finished) || "sequences"],
-  rejected: (c) => [integer(sum(c.rejected)), reasons(c.rejected) || "requests"],
-  preemptions: (c) => [integer(c.num_preemptions), "times"],
-  recomputed: (c) => [integer(c.prompt_tokens_recomputed), "tokens"],
-  prompt: (c) => [integer(c.prompt_tokens), "tokens"],
-  generated: (c) => [integer(c.generation_tokens), "tokens"],
-  cached: (c) => [percent(c.prefix_cache_hits, c.prefix_cache_queries), `${integer(c.prefix_cache_hits)} of ${integer(c.prefix_cache_queries)} tokens`],
+  requests: (c) => [short(c.num_requests), "accepted", integer(c.num_requests)],
+  finished: (c) => [short(sum(c.finished)), reasons(c.finished) || "sequences", integer(sum(c.finished))],
+  rejected: (c) => [short(sum(c.rejected)), reasons(c.rejected) || "requests", integer(sum(c.rejected))],
+  preemptions: (c) => [short(c.num_preemptions), "times", integer(c.num_preemptions)],
+  recomputed: (c) => [short(c.prompt_tokens_recomputed), "tokens", integer(c.prompt_tokens_recomputed)],
+  prompt: (c) => [short(c.prompt_tokens), "tokens", integer(c.prompt_tokens)],
+  generated: (c) => [short(c.generation_tokens), "tokens", integer(c.generation_tokens)],
+  cached: (c) => [
+    percent(c.prefix_cache_hits, c.prefix_cache_queries),
+    `${short(c.prefix_cache_hits)} of ${short(c.prefix_cache_queries)} tokens`,
+    `${integer(c.prefix_cache_hits)} of ${integer(c.prefix_cache_queries)}`,
+  ],
 };
 
 export class CounterStrip {
@@ -36,10 +40,11 @@ export class CounterStrip {
   refresh(counters) {
     if (!counters) return;
     for (const { read, value, detail, item } of this.items) {
-      const [number, words] = read(counters);
+      const [number, words, exact] = read(counters);
       setText(value, number);
       setText(detail, words);
-      if (item.title !== words) item.title = words;
+      const title = `${exact} ${words}`;
+      if (item.title !== title) item.title = title;
     }
   }
 }

@@ -1,7 +1,7 @@
 // The event feed: the newest on top, 300 at most, still while the pointer or the focus is in it.
 
 import { el, icon, setText, storage } from "../page.js";
-import { integer, shortId } from "./format.js";
+import { count, integer, shortId } from "./format.js";
 
 const MAX_EVENTS = 300;
 const STORED = "pagedeck.engine.feed";
@@ -130,14 +130,28 @@ export class Feed {
     } else this.#insert(events);
   }
 
+  /** Evictions in a row become one line with their sum: a full prefix cache evicts in nearly every step. */
+  #merge(event, line) {
+    const number = Number(/^(?:step [\d,]+: )?([\d,]+) cached/.exec(event.text)?.[1].replaceAll(",", ""));
+    if (event.kind !== "evicted" || line?.dataset.kind !== "evicted" || !number) return false;
+    const sum = Number(line.dataset.sum) + number;
+    line.dataset.sum = String(sum);
+    line.dataset.since ??= line.querySelector(".feed-step").textContent;
+    setText(line.querySelector(".feed-step"), integer(event.step));
+    setText(line.querySelector(".feed-text"), `${count(sum, "cached block")} evicted for reuse since step ${line.dataset.since}`);
+    return true;
+  }
+
   #insert(events) {
     const lines = document.createDocumentFragment();
     for (const event of events.slice(-MAX_EVENTS)) {
+      if (this.#merge(event, lines.firstElementChild ?? this.list.firstElementChild)) continue;
       const group = GROUP_OF[event.kind] ?? "limits";
       this.counts[group] += 1;
+      const sum = event.kind === "evicted" ? (/([\d,]+) cached/.exec(event.text)?.[1] ?? "0").replaceAll(",", "") : null;
       lines.prepend(el(
         "li",
-        { "data-kind": event.kind, "data-group": group },
+        { "data-kind": event.kind, "data-group": group, "data-sum": sum },
         el("span.feed-step", { title: `step ${integer(event.step)}` }, integer(event.step)),
         icon(ICONS[event.kind] ?? "stale", "icon-small"),
         el("span.feed-text", {}, ...textNodes(event)),

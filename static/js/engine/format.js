@@ -8,6 +8,12 @@ const TENTHS = new Intl.NumberFormat("en-US", { minimumFractionDigits: 1, maximu
 
 export const DASH = "–";
 
+/** Integers exactly below a million, then "12.10 M". */
+export function short(value) {
+  if (value === null || value === undefined || value < 1e6) return integer(value);
+  return value < 1e9 ? `${(value / 1e6).toFixed(2)} M` : `${(value / 1e9).toFixed(2)} G`;
+}
+
 /** A share in per cent of a known total; a dash when the total is zero: nothing was measured. */
 export function percent(part, total) {
   return total > 0 ? `${TENTHS.format((100 * part) / total)} %` : DASH;

@@ -77,8 +77,7 @@ class EnginePage {
 
   onDelta(delta) {
     this.takeClock();
-    const lost = this.losses.losses(delta);
-    if (lost.size) this.map.flash(lost);
+    this.map.flash(this.losses.losses(delta));
     this.feed.add(delta.events);
     for (const [step] of delta.steps ?? []) this.charts.note(step, this.view.raw.kv);
     this.map.stateChanged();

@@ -2,7 +2,8 @@
 
 /**
  * @typedef {object} Layout
- * @property {number} cell      edge of a cell with its gap
+ * @property {number} cell      width of a cell with its gap
+ * @property {number} tall      height of a cell with its gap; more than the width only where cells are tiny
  * @property {number} gap       pixels left free at the right and the bottom of a cell
  * @property {number} cols
  * @property {number} rows
@@ -15,6 +16,7 @@
 
 const MAX_CELL_CSS = 72;
 const NUMBERED_CSS = 34; // cells of this edge and more carry their block id themselves
+const TINY_CSS = 4;
 
 /** The largest whole cell with which `n` cells fit into width x height; at least 1. */
 export function largestCell(n, width, height, maxCell) {
@@ -34,13 +36,31 @@ function gapFor(cell, dpr) {
   return css >= 4 ? Math.max(1, Math.round(dpr)) : 0;
 }
 
-function rowLabels(cols, rows, cell, dpr, numBlocks) {
-  const every = Math.max(1, Math.ceil((14 * dpr) / cell));
+function rowLabels(cols, rows, tall, dpr, numBlocks) {
+  const every = Math.max(1, Math.ceil((18 * dpr) / tall));
   const labels = [];
   for (let row = 0; row < rows; row += every) {
-    if (row * cols < numBlocks) labels.push({ row, text: String(row * cols), id: null });
+    if (row * cols < numBlocks) labels.push({ row, text: (row * cols).toLocaleString("en-US"), id: null });
   }
   return labels;
+}
+
+/** Tiny cells may be taller than wide, so that the map fills its place. */
+function tallness(cell, rows, height, dpr) {
+  if (cell >= TINY_CSS * dpr) return cell;
+  return Math.max(cell, Math.min(cell * 2, Math.floor(height / rows)));
+}
+
+/** Columns and cell: rows of 16, 32, 64 ... blocks are easy to count along, if that costs little of the size. */
+function roundColumns(numBlocks, width, height, largest, dpr) {
+  const rounds = largest < TINY_CSS * dpr ? [16, 8] : [64, 32, 16];
+  for (let cell = largest; cell >= Math.max(1, largest * 0.84); cell -= 1) {
+    for (const nice of rounds) {
+      const cols = Math.floor(Math.floor(width / cell) / nice) * nice;
+      if (cols > 0 && Math.ceil(numBlocks / cols) * cell <= height) return { cell, cols };
+    }
+  }
+  return { cell: largest, cols: Math.max(1, Math.floor(width / largest)) };
 }
 
 /**
@@ -48,33 +68,25 @@ function rowLabels(cols, rows, cell, dpr, numBlocks) {
  * @returns {Layout}
  */
 export function physicalLayout(numBlocks, width, height, dpr) {
-  let left = 0;
-  let free = width;
   const maxCell = Math.round(MAX_CELL_CSS * dpr);
+  let left = 0;
   let cell = largestCell(numBlocks, width, height, maxCell);
+  let cols = Math.max(1, Math.floor(width / cell));
   if (cell < NUMBERED_CSS * dpr) {
-    left = Math.round((12 + 6.5 * String(Math.max(0, numBlocks - 1)).length) * dpr);
-    free = Math.max(1, width - left);
-    cell = largestCell(numBlocks, free, height, Math.min(maxCell, cell));
-  }
-  let cols = Math.max(1, Math.floor(free / cell));
-  // Rows of 8, 16, 32 ... are easy to count along, when that still fits at this size.
-  for (const nice of [64, 32, 16, 8]) {
-    const rounded = Math.floor(cols / nice) * nice;
-    if (rounded > 0 && Math.ceil(numBlocks / rounded) * cell <= height) {
-      cols = rounded;
-      break;
-    }
+    left = Math.round((12 + 7 * numBlocks.toLocaleString("en-US").length) * dpr);
+    const free = Math.max(1, width - left);
+    ({ cell, cols } = roundColumns(numBlocks, free, height, largestCell(numBlocks, free, height, cell), dpr));
   }
   const rows = Math.max(1, Math.ceil(numBlocks / cols));
+  const tall = tallness(cell, rows, height, dpr);
   const order = new Int32Array(rows * cols).fill(-1);
   const place = new Int32Array(numBlocks);
   for (let id = 0; id < numBlocks; id += 1) {
     order[id] = id;
     place[id] = id;
   }
-  const labels = left > 0 ? rowLabels(cols, rows, cell, dpr, numBlocks) : [];
-  return { cell, gap: gapFor(cell, dpr), cols, rows, left, top: 0, order, place, labels };
+  const labels = left > 0 ? rowLabels(cols, rows, tall, dpr, numBlocks) : [];
+  return { cell, tall, gap: gapFor(cell, dpr), cols, rows, left, top: 0, order, place, labels };
 }
 
 /**
@@ -114,7 +126,7 @@ function placeRows(numBlocks, groups, cell, cols, rows, left, dpr) {
     });
     row += Math.ceil(group.blocks.length / cols);
   }
-  return { cell, gap: gapFor(cell, dpr), cols, rows, left, top: 0, order, place, labels };
+  return { cell, tall: cell, gap: gapFor(cell, dpr), cols, rows, left, top: 0, order, place, labels };
 }
 
 function placePacked(numBlocks, groups, width, height, dpr, maxCell) {
@@ -133,13 +145,14 @@ function placePacked(numBlocks, groups, width, height, dpr, maxCell) {
     }
     position += 1;
   }
-  return { cell, gap: gapFor(cell, dpr), cols, rows, left: 0, top: 0, order, place, labels: [] };
+  const tall = tallness(cell, rows, height, dpr);
+  return { cell, tall, gap: gapFor(cell, dpr), cols, rows, left: 0, top: 0, order, place, labels: [] };
 }
 
 /** The position under a point in device pixels, -1 if none. */
 export function positionAt(layout, x, y) {
   const col = Math.floor((x - layout.left) / layout.cell);
-  const row = Math.floor((y - layout.top) / layout.cell);
+  const row = Math.floor((y - layout.top) / layout.tall);
   if (col < 0 || row < 0 || col >= layout.cols || row >= layout.rows) return -1;
   return row * layout.cols + col;
 }
@@ -148,7 +161,7 @@ export function positionAt(layout, x, y) {
 export function cornerOf(layout, position) {
   return [
     layout.left + (position % layout.cols) * layout.cell,
-    layout.top + Math.floor(position / layout.cols) * layout.cell,
+    layout.top + Math.floor(position / layout.cols) * layout.tall,
   ];
 }
 

@@ -55,7 +55,7 @@ export class PixelPainter {
     this.context.putImageData(this.image, 0, 0);
     target.imageSmoothingEnabled = false;
     target.clearRect(0, 0, target.canvas.width, target.canvas.height);
-    target.drawImage(this.canvas, layout.left, layout.top, cols * layout.cell, rows * layout.cell);
+    target.drawImage(this.canvas, layout.left, layout.top, cols * layout.cell, rows * layout.tall);
     if (layout.gap > 0) paintGaps(target, layout, palette);
   }
 }
@@ -171,7 +171,7 @@ export function paintLabels(target, layout, palette, dpr, selected) {
     target.font = `${strong ? "600 " : ""}${Math.round((id === null ? 10 : 11) * dpr)}px system-ui, sans-serif`;
     target.fillStyle = strong || id !== null ? palette.ink : palette.muted;
     target.textAlign = id === null ? "right" : "left";
-    const y = layout.top + row * layout.cell + (layout.cell - layout.gap) / 2;
+    const y = Math.max(6 * dpr, layout.top + row * layout.tall + (layout.tall - layout.gap) / 2);
     target.fillText(text, id === null ? layout.left - 6 * dpr : 0, y, layout.left - 6 * dpr);
   }
 }
@@ -180,13 +180,13 @@ export function paintLabels(target, layout, palette, dpr, selected) {
 export function paintDim(target, layout, keep, palette) {
   target.globalAlpha = 0.72;
   target.fillStyle = palette.background;
-  target.fillRect(layout.left, layout.top, layout.cols * layout.cell, layout.rows * layout.cell);
+  target.fillRect(layout.left, layout.top, layout.cols * layout.cell, layout.rows * layout.tall);
   target.globalAlpha = 1;
   for (const block of keep) {
     const position = layout.place[block];
     if (position === undefined || position < 0) continue;
     const [x, y] = cornerOf(layout, position);
-    target.clearRect(x, y, layout.cell, layout.cell);
+    target.clearRect(x, y, layout.cell, layout.tall);
   }
 }
 
@@ -194,39 +194,46 @@ export function paintDim(target, layout, keep, palette) {
 export function paintFrame(target, layout, position, palette, dpr, isCursor) {
   const [x, y] = cornerOf(layout, position);
   const edge = layout.cell - layout.gap;
+  const tall = layout.tall - layout.gap;
   const width = Math.max(1, Math.round((isCursor ? 2 : 1.5) * dpr));
-  target.lineWidth = width * 2;
-  target.strokeStyle = palette.background;
-  target.strokeRect(x - width / 2, y - width / 2, edge + width, edge + width);
-  target.lineWidth = width;
-  target.strokeStyle = isCursor ? palette.accent : palette.ink;
-  target.strokeRect(x - width / 2, y - width / 2, edge + width, edge + width);
+  for (const [color, line] of [[palette.background, width * 3], [isCursor ? palette.accent : palette.ink, width]]) {
+    target.lineWidth = line;
+    target.strokeStyle = color;
+    target.strokeRect(x - width / 2, y - width / 2, edge + width, tall + width);
+  }
 }
 
-/** A cross over a block that was preempted or evicted; `strength` fades from 1 to 0. */
-export function paintCross(target, layout, position, palette, dpr, strength) {
+/**
+ * A mark over a block that lost its content just now; `strength` fades from 1 to 0. A preemption is a cross in a frame;
+ * an eviction, which is the daily business of a full prefix cache, is one stroke.
+ */
+export function paintLoss(target, layout, position, palette, dpr, strength, isPreempted) {
   const [x, y] = cornerOf(layout, position);
   const edge = layout.cell - layout.gap;
   target.globalAlpha = Math.min(1, strength * 1.6);
   if (edge < GLYPH_CSS * dpr) {
     target.fillStyle = palette.preempted;
-    target.fillRect(x, y, edge, edge);
+    target.fillRect(x, y, edge, isPreempted ? layout.tall - layout.gap : Math.max(1, edge >> 1));
   } else {
-    const inset = edge * 0.22;
-    for (const [color, width] of [[palette.background, 0.26], [palette.preempted, 0.13]]) {
+    const inset = edge * (isPreempted ? 0.22 : 0.3);
+    target.lineCap = "round";
+    for (const [color, width] of [[palette.background, isPreempted ? 0.26 : 0.16], [palette.preempted, isPreempted ? 0.13 : 0.07]]) {
       target.strokeStyle = color;
       target.lineWidth = Math.max(1.5 * dpr, edge * width);
-      target.lineCap = "round";
       target.beginPath();
-      target.moveTo(x + inset, y + inset);
-      target.lineTo(x + edge - inset, y + edge - inset);
+      if (isPreempted) {
+        target.moveTo(x + inset, y + inset);
+        target.lineTo(x + edge - inset, y + edge - inset);
+      }
       target.moveTo(x + edge - inset, y + inset);
       target.lineTo(x + inset, y + edge - inset);
       target.stroke();
     }
-    target.strokeStyle = palette.preempted;
-    target.lineWidth = Math.max(1, dpr);
-    target.strokeRect(x + dpr / 2, y + dpr / 2, edge - dpr, edge - dpr);
+    if (isPreempted) {
+      target.strokeStyle = palette.preempted;
+      target.lineWidth = Math.max(1, 2 * dpr);
+      target.strokeRect(x + dpr, y + dpr, edge - 2 * dpr, edge - 2 * dpr);
+    }
   }
   target.globalAlpha = 1;
 }

@@ -2,7 +2,7 @@
 
 import * as geometry from "./map-layout.js";
 import {
-  CACHED, FREE, GlyphPainter, PixelPainter, USED, hasGlyphs, paintCross, paintDim, paintFrame, paintLabels,
+  CACHED, FREE, GlyphPainter, PixelPainter, USED, hasGlyphs, paintDim, paintFrame, paintLabels, paintLoss,
 } from "./map-paint.js";
 import { shortId } from "./format.js";
 import { OwnerColours, onThemeChange, readPalette } from "./palette.js";
@@ -32,7 +32,8 @@ export class BlockMap {
     this.cursor = -1;
     this.selected = null;
     this.filter = null;
-    this.flashes = new Map(); // block -> time it began
+    this.flashes = new Map(); // block -> {at, isPreempted}
+    this.still = matchMedia("(prefers-reduced-motion: reduce)");
     this.fill = new Float32Array(0);
     this.layout = null;
     this.settledCell = Infinity;
@@ -109,11 +110,12 @@ export class BlockMap {
     this.#request("overlay");
   }
 
-  /** Crosses over these blocks for a second. */
-  flash(blocks) {
-    const now = performance.now();
-    for (const block of blocks) this.flashes.set(block, now);
-    this.#request("overlay");
+  /** Marks blocks that were lost just now, for a second. @param {{preempted: Set<number>, evicted: Set<number>}} lost */
+  flash({ preempted, evicted }) {
+    const at = performance.now();
+    for (const block of evicted) this.flashes.set(block, { at, isPreempted: false });
+    for (const block of preempted) this.flashes.set(block, { at, isPreempted: true });
+    if (preempted.size || evicted.size) this.#request("overlay");
   }
 
   /** The view's blocks or rows changed. */
@@ -187,7 +189,7 @@ export class BlockMap {
       this.settledCell = Math.min(this.settledCell, this.layout.cell);
     }
     const { layout } = this;
-    if (!before || before.cell !== layout.cell || before.cols !== layout.cols || before.left !== layout.left) {
+    if (!before || before.cell !== layout.cell || before.tall !== layout.tall || before.cols !== layout.cols || before.left !== layout.left) {
       this.glyphs.reset();
     }
     this.needs.blocks = true;
@@ -254,11 +256,11 @@ export class BlockMap {
     const keep = this.#highlighted();
     if (keep) paintDim(context, layout, keep, palette);
     const now = performance.now();
-    for (const [block, began] of this.flashes) {
-      const left = 1 - (now - began) / FLASH_MS;
+    for (const [block, { at, isPreempted }] of this.flashes) {
+      const left = 1 - (now - at) / FLASH_MS;
       const position = layout.place[block];
       if (left <= 0 || position === undefined) this.flashes.delete(block);
-      else if (position >= 0) paintCross(context, layout, position, palette, dpr, left);
+      else if (position >= 0) paintLoss(context, layout, position, palette, dpr, this.still.matches ? 1 : left, isPreempted);
     }
     if (this.hovered >= 0 && layout.place[this.hovered] >= 0) {
       paintFrame(context, layout, layout.place[this.hovered], palette, dpr, false);
@@ -326,8 +328,8 @@ export class BlockMap {
     if (position < 0) return null;
     const [x, y] = geometry.cornerOf(this.layout, position);
     const box = this.element.getBoundingClientRect();
-    const half = this.layout.cell / 2;
-    return { x: box.left + (x + half) / devicePixelRatio, y: box.top + (y + half) / devicePixelRatio };
+    const { cell, tall } = this.layout;
+    return { x: box.left + (x + cell / 2) / devicePixelRatio, y: box.top + (y + tall / 2) / devicePixelRatio };
   }
 }
 

@@ -97,16 +97,20 @@ export class LossWatcher {
     for (const row of this.view.running()) this.tables.set(row.id, row.block_table ?? []);
   }
 
-  /** Block ids that this delta, already folded into the view, took from a sequence or from the cache. */
+  /**
+   * Block ids that this delta, already folded into the view, took from a sequence or from the cache.
+   * @returns {{preempted: Set<number>, evicted: Set<number>}}
+   */
   losses(delta) {
-    const lost = new Set();
+    const preempted = new Set();
+    const evicted = new Set();
     for (const event of delta.events ?? []) {
       if (event.kind !== "preempted") continue;
-      for (const block of this.tables.get(event.id) ?? []) lost.add(block);
+      for (const block of this.tables.get(event.id) ?? []) preempted.add(block);
     }
     const evictions = (delta.events ?? []).some((event) => event.kind === "evicted" || event.kind === "reset");
     for (const [block, state] of delta.blocks ?? []) {
-      if (evictions && this.states[block] === CACHED && this.#isEvicted(block, state)) lost.add(block);
+      if (evictions && this.states[block] === CACHED && this.#isEvicted(block, state)) evicted.add(block);
       this.states[block] = state;
     }
     for (const id of delta.removed ?? []) this.tables.delete(id);
@@ -114,7 +118,7 @@ export class LossWatcher {
       if (row.status !== "RUNNING") this.tables.delete(row.id);
       else this.tables.set(row.id, this.view.row(row.id)?.block_table ?? []);
     }
-    return lost;
+    return { preempted, evicted };
   }
 
   /** A cached block that is free now lost its content; one that is used now did too, unless it is its owner's hit. */
