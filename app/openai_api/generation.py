@@ -67,42 +67,38 @@ class PromptDelta(NamedTuple):
 
 
 class Generation(AsyncIterator[PromptDelta]):
-    """The deltas of several engine requests (one per prompt) as one stream, in the order in which they come.
+    """Several engine requests (one per prompt), and their deltas as one stream in the order in which they come.
 
-    `close` aborts what has not finished; it must be called, and may be at any time.
+    `close` aborts what has not finished, submitted or about to be; it must be called, and may be at any time.
     """
 
-    def __init__(self, engine: AsyncEngine, streams: Sequence[RequestStream]) -> None:
+    def __init__(self, engine: AsyncEngine, requests: Sequence[EngineRequest]) -> None:
         self._engine = engine
-        self._open = {stream.request_id for stream in streams}
-        self._only = streams[0] if len(streams) == 1 else None  # needs no task to merge it
+        self._requests = requests
+        self._open: set[str] = set()
+        self._only: RequestStream | None = None  # a single stream needs no task to merge it
         self._news: asyncio.Queue[PromptDelta | Exception | None] = asyncio.Queue()
         self._pumps: list[asyncio.Future[None]] = []
-        if self._only is None:
-            self._pumps = [asyncio.ensure_future(self._pump(i, stream)) for i, stream in enumerate(streams)]
 
-    @classmethod
-    async def submit(cls, engine: AsyncEngine, requests: Sequence[EngineRequest]) -> Generation:
-        """Submit all of them, or none.
+    async def submit(self) -> None:
+        """Submit all requests, or none.
 
         Raises:
             EngineError: the first refusal; those that were accepted are aborted.
         """
-        tasks = [asyncio.ensure_future(engine.submit(request)) for request in requests]
-        try:
-            results = await asyncio.gather(*tasks, return_exceptions=True)
-        except asyncio.CancelledError:  # those still in the inbox abort themselves
-            for task, request in zip(tasks, requests, strict=True):
-                if task.done() and not task.cancelled() and task.exception() is None:
-                    abort_soon(engine, request.request_id)
-            raise
+        # Open before they are accepted: a cancelled submission may still be in the engine's inbox.
+        self._open.update(request.request_id for request in self._requests)
+        submissions = (self._engine.submit(request) for request in self._requests)
+        results = await asyncio.gather(*submissions, return_exceptions=True)
         refusals = [result for result in results if isinstance(result, BaseException)]
-        streams = [result for result in results if isinstance(result, RequestStream)]
         if refusals:
-            for stream in streams:
-                abort_soon(engine, stream.request_id)
+            self.close()
             raise refusals[0]
-        return cls(engine, streams)
+        streams = [result for result in results if isinstance(result, RequestStream)]
+        if len(streams) == 1:
+            self._only = streams[0]
+        else:
+            self._pumps = [asyncio.ensure_future(self._pump(i, stream)) for i, stream in enumerate(streams)]
 
     async def _pump(self, prompt_index: int, stream: RequestStream) -> None:
         try:

@@ -43,9 +43,9 @@ async def respond(
     engine = context(request).async_engine
     usage = UsageCount(sum(len(item.prompt_token_ids) for item in requests))
     watch = ClientWatch(request.receive)
-    generation: Generation | None = None
+    generation = Generation(engine, requests)
     try:
-        generation = await watch.race(Generation.submit(engine, requests))
+        await watch.race(generation.submit())
         if stream:
             frames = _frames(generation, shape, usage, include_usage=include_usage)
             return EventStream(frames, watch, generation, headers={**headers, **STREAM_HEADERS})
@@ -57,10 +57,9 @@ async def respond(
     return JSONResponse(body, headers=headers)
 
 
-def _close(watch: ClientWatch, generation: Generation | None) -> None:
+def _close(watch: ClientWatch, generation: Generation) -> None:
     watch.close()
-    if generation is not None:
-        generation.close()
+    generation.close()
 
 
 class EventStream(Response):
