@@ -79,10 +79,10 @@ def whys(fold: Fold, order: Sequence[FoldedSequence]) -> Iterator[Json | None]:
     """
     blocked = fold.blocked
     for position, sequence in enumerate(order):
-        if fold.is_paused and position == 0:
-            yield {"constraint": "paused", "needed": 0, "available": 0, "watermark": 0, "behind": None}
-        elif blocked is not None and blocked.seq_id == sequence.seq_id:
-            yield why(blocked)
+        if blocked is not None and blocked.seq_id == sequence.seq_id:
+            yield why(blocked)  # of a paused engine too: what the last single step found
+        elif fold.is_paused and position == 0:
+            yield why(Blocked(sequence.seq_id, "paused", 0, 0, 0))
         elif position > 0:
             front = order[position - 1].seq_id
             yield {"constraint": "behind", "needed": None, "available": None, "watermark": None, "behind": front}
