@@ -6,6 +6,7 @@ and the chat template. Nothing in it changes after construction, so any thread m
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 
 import tokenizers
@@ -59,13 +60,12 @@ class Tokenizer:
         Raises:
             TextError: the text holds half of a surrogate pair, which no encoding can express.
         """
-        try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except (UnicodeEncodeError, TypeError):
-            position = next((i for i, character in enumerate(text) if "\ud800" <= character <= "\udfff"), None)
-            if position is None:
-                raise
-            raise TextError(f"the text holds half of a surrogate pair at character {position}") from None
+        position = _first_surrogate(text)
+        if position is not None:
+            raise TextError(f"the text holds half of a surrogate pair at character {position}")
+        # As a batch of one: that lets other threads run meanwhile (`encode` holds the interpreter's lock, seconds for
+        # a long text), and leaves out the offsets that nobody reads.
+        ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -114,12 +114,22 @@ class Tokenizer:
         return self.chat_template.render(messages, add_generation_prompt=add_generation_prompt, **kwargs)
 
 
+def _first_surrogate(text: str) -> int | None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return error.start
+    return None
+
+
 def load_tokenizer(model: str, tokenizer: str | None = None) -> Tokenizer:
     """The tokenizer of `model`, or the one named by `tokenizer`: "smollm2", a .gguf file, a directory or a hub id.
 
     Raises:
         StartupError: it cannot be found, or is of a kind that cannot be built correctly; the message names it.
     """
+    # Texts come one at a time; a thread pool of the library's own would only fight with the engine's threads.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     source = find_tokenizer(tokenizer or model)
     if source.is_file():
         from engine.tokenizer.gguf_tokenizer import load_gguf_tokenizer

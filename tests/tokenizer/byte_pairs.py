@@ -1,4 +1,4 @@
-"""Byte-pair encoding written out: slow, readable, and sharing nothing with the library that is tested."""
+"""The two byte-pair encodings written out: slow, readable, and sharing nothing with the library that is tested."""
 
 from __future__ import annotations
 
@@ -45,3 +45,28 @@ class ReferenceBpe:
             _, i = min(ranked)
             parts[i : i + 2] = [parts[i] + parts[i + 1]]
         return parts
+
+
+class ReferenceSentencepiece:
+    """Join the neighbours whose joined piece scores best, the leftmost of equals; unknown characters are bytes."""
+
+    def __init__(self, tokens: list[str], scores: list[float], *, add_space_prefix: bool) -> None:
+        self.ids = {token: token_id for token_id, token in enumerate(tokens)}
+        self.scores = scores
+        self.prefix = "▁" if add_space_prefix else ""
+
+    def encode(self, text: str) -> list[int]:
+        if not text:
+            return []
+        parts = list(self.prefix + text.replace(" ", "▁"))
+        while True:
+            joined = [(left + right, i) for i, (left, right) in enumerate(pairwise(parts))]
+            scored = [(-self.scores[self.ids[piece]], i) for piece, i in joined if piece in self.ids]
+            if not scored:
+                break
+            _, i = min(scored)
+            parts[i : i + 2] = [parts[i] + parts[i + 1]]
+        ids: list[int] = []
+        for part in parts:
+            ids += [self.ids[part]] if part in self.ids else [self.ids[f"<0x{byte:02X}>"] for byte in part.encode()]
+        return ids

@@ -123,7 +123,7 @@ def test_the_template_knows_the_special_tokens(build: Write) -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"model": "llama"}, r"of type 'llama' .*only 'gpt2'"),
+        ({"model": "t5"}, r"of type 't5' .*'gpt2' .* and 'llama'"),
         ({"model": "bert"}, r"of type 'bert'"),
         ({"model": None}, r"is not in the file"),
         ({"pre": "mystery-7b"}, r"'mystery-7b', which is not known here; known are .*smollm"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -143,6 +144,20 @@ def test_threads_encode_the_same() -> None:
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(BYTES.encode, texts)) == expected
         assert list(pool.map(BYTES.decode, expected, chunksize=1)) == [BYTES.decode(ids) for ids in expected]
+
+
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    # Were the interpreter's lock held, the longest pause of this thread would be the whole encoding.
+    text = "the quick brown fox " * 40_000
+    with ThreadPoolExecutor(1) as pool:
+        begin = last = time.perf_counter()
+        encoding = pool.submit(BYTES.encode, text)
+        longest = 0.0
+        while not encoding.done():
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+        end = time.perf_counter()
+    assert max(longest, end - last) < (end - begin) / 2
 
 
 def test_a_model_without_a_template_says_so() -> None:
