@@ -15,9 +15,14 @@ that walks a block table reads `block_size * head_dim` contiguous elements per h
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+
+
+_ALIGNMENT = 64  # bytes: a cache line, a vector register
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +66,15 @@ def layout_of(kv_cache: torch.Tensor) -> KVLayout:
 
 
 def allocate(layout: KVLayout, num_layers: int, num_blocks: int, dtype: torch.dtype) -> torch.Tensor:
-    """The KV pool of all layers: `[num_layers, *cache_shape]`, zeros, on the CPU."""
-    return torch.zeros((num_layers, *layout.cache_shape(num_blocks)), dtype=dtype)
+    """The KV pool of all layers: `[num_layers, *cache_shape]`, zeros, on the CPU.
+
+    Address space is taken now, memory as blocks are first written: starting costs no pass over gigabytes.
+    """
+    shape = (num_layers, *layout.cache_shape(num_blocks))
+    num_bytes = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(num_bytes + _ALIGNMENT, dtype=np.uint8)
+    first = -memory.ctypes.data % _ALIGNMENT
+    return torch.from_numpy(memory[first : first + num_bytes]).view(dtype).view(shape)
 
 
 def tiles_of_blocks(layout: KVLayout, block_ids: torch.Tensor) -> torch.Tensor:

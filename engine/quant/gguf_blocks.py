@@ -12,6 +12,7 @@ from engine.errors import StartupError
 
 # What GgufFile.raw gives as plain numbers.
 PLAIN = ("F32", "F16", "BF16")
+_JOINED_BYTES = 40_000  # 16 such rows, dequantised, are a few MB: what fits in the last cache
 
 
 def dequantise(data: npt.NDArray[Any], kind: gguf.GGMLQuantizationType) -> npt.NDArray[np.float32]:
@@ -24,9 +25,23 @@ def dequantise(data: npt.NDArray[Any], kind: gguf.GGMLQuantizationType) -> npt.N
     Raises:
         StartupError: the library can't read that type.
     """
+    plain: npt.NDArray[Any] = np.asarray(data)  # not a memmap, whose every slice costs a Python call
+    shape = plain.shape
+    if kind.name not in PLAIN and plain.ndim > 1:
+        plain = plain.reshape(-1, shape[-1] * _rows_at_once(plain.shape[0], shape[-1]))
     try:
-        values: npt.NDArray[Any] = gguf.quants.dequantize(data, kind)
+        values: npt.NDArray[Any] = gguf.quants.dequantize(plain, kind)
     except NotImplementedError as error:
         raise StartupError(f"GGUF storage type {kind.name} is not supported: {error}") from error
     # float32 is stored as it is: a view of the read-only file, which would keep it open.
-    return values.astype(np.float32, order="C", copy=not values.flags.writeable)
+    values = values.astype(np.float32, order="C", copy=not values.flags.writeable)
+    return values.reshape(*shape[:-1], -1)
+
+
+def _rows_at_once(num_rows: int, num_bytes: int) -> int:
+    """Rows to hand over as one. Blocks don't span rows, so rows may be joined; the library works on 16 rows at a time,
+    and short ones are mostly overhead."""
+    count = 1
+    while num_rows % (2 * count) == 0 and 2 * count * num_bytes <= _JOINED_BYTES:
+        count *= 2
+    return count

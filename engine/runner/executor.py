@@ -65,7 +65,7 @@ def load_runner(config: EngineConfig) -> ModelRunner:
     )
     try:
         kv_pool = allocate(layout, model.num_layers, plan.num_blocks, kv_dtype)
-    except RuntimeError as error:  # what torch raises when the system refuses the memory
+    except MemoryError as error:
         raise StartupError(
             f"{plan.num_blocks} KV blocks of {bytes_per_block} bytes could not be allocated: {error}"
         ) from error
