@@ -116,13 +116,14 @@ class DryRun:
             self.num_refused += 1
             return
         seq_id = f"r{index}"
+        room = scheduler.max_model_len - request.num_prompt_tokens
         self._arrivals[seq_id] = request.arrival_s
         scheduler.add(
             Sequence(
                 seq_id=seq_id, request_id=seq_id, index=0, source="trace", priority=0, queue_index=index,
                 arrival_time=request.arrival_s, num_prompt_tokens=request.num_prompt_tokens,
                 token_ids=[0] * request.num_prompt_tokens, sampling_params=_GREEDY,
-                max_tokens=min(request.num_output_tokens, scheduler.max_model_len - request.num_prompt_tokens), eos_token_ids=(), root_hash=root_hash(seq_id),
+                max_tokens=min(request.num_output_tokens, room), eos_token_ids=(), root_hash=root_hash(seq_id),
                 num_pending_forks=0, queue_deadline=None, deadline=None, block_hashes=self._prompt_hashes(request),
             )
         )  # fmt: skip
