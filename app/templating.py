@@ -100,13 +100,13 @@ class Templates:
         title: str,
         active: str = "",
         *,
-        status: int = 200,
+        status_code: int = 200,
         headers: Mapping[str, str] | None = None,
         **values: object,
     ) -> HTMLResponse:
         """`template` with `page` and `values`; a page shows a state, so no cache keeps it."""
         html = self.environment.get_template(template).render(page=self.page(request, title, active), **values)
-        return HTMLResponse(html, status_code=status, headers={"cache-control": "no-store", **(headers or {})})
+        return HTMLResponse(html, status_code=status_code, headers={"cache-control": "no-store", **(headers or {})})
 
     def login_page(
         self,
@@ -118,15 +118,16 @@ class Templates:
         headers: Mapping[str, str] | None = None,
     ) -> HTMLResponse:
         """The form that takes a key; `next_path` is where it leads to."""
-        values = {"next_path": next_path, "error": error}
-        return self.render(request, "admin/login.html", "Log in", "admin", status=status, headers=headers, **values)
+        return self.render(
+            request, "admin/login.html", "Log in", status_code=status, headers=headers, next_path=next_path, error=error
+        )
 
     def error_page(
         self, request: Request, status: int, title: str, message: str, headers: Mapping[str, str] | None = None
     ) -> HTMLResponse:
         """The one page for errors."""
         return self.render(
-            request, "errors/error.html", title, status=status, headers=headers, status_code=status, message=message
+            request, "errors/error.html", title, status_code=status, headers=headers, status=status, message=message
         )
 
 
