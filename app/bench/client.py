@@ -124,7 +124,7 @@ async def _stream(client: httpx.AsyncClient, model: str, timing: Timing) -> None
 async def _events(response: httpx.Response) -> AsyncIterator[dict[str, object]]:
     """The JSON objects of a server-sent event stream, up to [DONE]."""
     rest = b""
-    async for chunk in response.aiter_raw():
+    async for chunk in response.aiter_bytes():
         *lines, rest = (rest + chunk).replace(b"\r\n", b"\n").split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):

@@ -16,6 +16,7 @@ from app.settings import (
     ApiKey,
     Settings,
     SettingsError,
+    child_environment,
     load_settings,
 )
 from engine.config import EngineConfig
@@ -169,3 +170,14 @@ def test_other_texts_are_no_sizes(text: str) -> None:
 def test_a_size_in_words_is_right_to_four_digits(size: int) -> None:
     words = format_bytes(size).replace(" bytes", "")
     assert parse_bytes(words) == pytest.approx(size, rel=5e-4, abs=1)
+
+
+def test_a_child_gets_keys_but_no_other_setting_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGEDECK_ROOT_PATH", "/elsewhere")
+    monkeypatch.setenv("KEPT", "yes")
+    keys = (ApiKey("a", "inference"), ApiKey("b", "admin"))
+    environment = child_environment(keys)
+    assert environment["KEPT"] == "yes"
+    assert "PAGEDECK_ROOT_PATH" not in environment
+    assert load_settings({}, environment).api_key == keys
+    assert load_settings({}, child_environment(())).api_key == ()
