@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from engine.async_engine import AsyncEngine, RequestStream
 from engine.core.events import Preempted, Record
+from engine.core.stats import FoldedSequence
 from engine.engine import Request
 from engine.errors import EngineDeadError
 from engine.outputs import AbortReceipt, SequenceDelta
@@ -70,6 +71,12 @@ class Generation:
     def end(self, reason: str, error: str | None, now: float) -> None:
         """Nothing more will come."""
         self.finish_reason, self.error, self.finished_at = reason, error, now
+
+
+def is_computing_known(sequence: FoldedSequence) -> bool:
+    """Whether more than its last token has no KV yet: its prompt for the first time, or everything after a preemption."""
+    known = sequence.num_prompt_tokens + sequence.num_output_tokens
+    return sequence.num_output_tokens == 0 or sequence.num_computed_tokens + 1 < known
 
 
 class Generations:
@@ -151,7 +158,7 @@ class Generations:
                     generation.preemptions.append(self._receipt(preempted, record.step))
         for request_id, generation in self._live.items():
             sequence = self._engine.state.sequences.get(request_id)
-            is_quiet = sequence is not None and (sequence.status != "RUNNING" or sequence.num_output_tokens == 0)
+            is_quiet = sequence is not None and (sequence.status != "RUNNING" or is_computing_known(sequence))
             if is_quiet and self.has_readers(generation.client_id):
                 self.on_change(generation.client_id)
 

@@ -4,7 +4,7 @@
     snapshot  {generation_id, text, offset, status, ...}    each generation, when the stream first meets it
     delta     {generation_id, offset, text, num_output_tokens}
     status    {generation_id, status, detail, why, ...}      queued, prefilling, running or preempted
-    done      {generation_id, finish_reason, error, stats, offset, preemptions}
+    done      {generation_id, finish_reason, error, stats, offset, preemptions}    unless it had ended before hello
     tick      {server_time}                                  after a silence
     bye       {reason}
 
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from app.encode import Json, whys
 from app.narration import blocked_text, count
-from app.playground.generations import Generation, Generations
+from app.playground.generations import Generation, Generations, is_computing_known
 from app.sse import Waker, frame, parts
 from engine.core.stats import Fold, FoldedSequence
 
@@ -47,6 +47,7 @@ class Reader:
         self.client_id = client_id
         self.waker = Waker()
         self.places: dict[str, _Place | None] = {}  # by generation id; None: it has all, the end included
+        self.has_met_all = False  # those that were there when it came
 
 
 class ChatStreams:
@@ -151,8 +152,11 @@ class ChatStreams:
             key = generation.generation_id
             if key not in reader.places:
                 reader.places[key] = self._meet(generation, waiting, out)
+                if generation.is_finished and reader.has_met_all:  # it was quicker than this stream
+                    out.append(frame("done", done(generation)))
             elif (place := reader.places[key]) is not None:
                 reader.places[key] = self._follow(generation, place, waiting, out)
+        reader.has_met_all = True
         if len(reader.places) > len(generations):
             kept = {g.generation_id for g in generations}
             reader.places = {key: place for key, place in reader.places.items() if key in kept}
@@ -194,17 +198,18 @@ class ChatStreams:
         if generation.is_finished or sequence is None:
             return ("done",), {}
         if sequence.status == "RUNNING":
-            is_prefilling = sequence.num_output_tokens == 0
+            if not is_computing_known(sequence):
+                return ("running",), {"status": "running", "detail": None, "why": None}
             known = sequence.num_prompt_tokens + sequence.num_output_tokens
-            todo = f"{sequence.num_computed_tokens:,} of {count(known, 'token')} computed"
-            name, detail = ("prefilling", todo) if is_prefilling else ("running", None)
-            return (name,), {"status": name, "detail": detail, "why": None}
+            again = " again" if sequence.num_preemptions else ""
+            todo = f"{sequence.num_computed_tokens:,} of {count(known, 'token')} computed{again}"
+            return ("prefilling",), {"status": "prefilling", "detail": todo, "why": None}
         why, detail = waiting.of(sequence)
         receipt = generation.preemptions[-1] if generation.preemptions else None
         name = "queued" if sequence.status == "WAITING" else "preempted"
         if name == "preempted" and receipt is not None:
             detail = f"{receipt_text(receipt)}; {detail}"
-        kind = (name, why and why["constraint"], why and why["behind"], len(generation.preemptions))
+        kind = (name, why and why["constraint"], why and why["behind"], self._fold.is_paused)
         return kind, {"status": name, "detail": detail, "why": why, "receipt": receipt if name == "preempted" else None}
 
 

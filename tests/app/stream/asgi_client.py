@@ -39,6 +39,7 @@ class AsgiStream:
         self._gate = asyncio.Event()
         if is_reading:
             self._gate.set()
+        self._has_sent = False  # the request's empty body
         self._is_leaving = asyncio.Event()
         self._buffer = b""
         self._events: asyncio.Queue[tuple[str, dict[str, Any], str | None]] = asyncio.Queue()
@@ -63,6 +64,9 @@ class AsgiStream:
             self._started.set()
 
     async def _receive(self) -> Message:
+        if not self._has_sent:
+            self._has_sent = True
+            return {"type": "http.request", "body": b"", "more_body": False}
         await self._is_leaving.wait()
         return {"type": "http.disconnect"}
 
