@@ -1,34 +1,14 @@
 // The bar and the banner of every page: how the engine is, ten times a second at most, in fixed widths.
 
 import { brief, count, icon, page, setText } from "./page.js";
+import { showState } from "./state-chip.js";
 import { engineStream } from "./stream.js";
 
 const REFRESH_MS = 100;
-const LOOK = {
-  CONNECTING: ["stale", ""],
-  LIVE: ["live", "chip-ok"],
-  "VIEW PAUSED": ["eye-off", ""],
-  "ENGINE PAUSED": ["hold", "chip-warn"],
-  "ENGINE DEAD": ["alert", "chip-danger"],
-  STALE: ["stale", "chip-warn"],
-  DISCONNECTED: ["off", "chip-danger"],
-};
 const byId = (id) => document.getElementById(id);
 
 function showConnection(connection) {
-  const chip = byId("bar-state");
-  if (chip) {
-    const [glyph, look] = LOOK[connection.status];
-    const isLate = connection.status === "STALE" || connection.status === "DISCONNECTED";
-    const age = isLate && connection.age_ms !== null ? ` ${Math.round(connection.age_ms / 1000)} s` : "";
-    if (chip.dataset.state !== connection.status) {
-      chip.dataset.state = connection.status;
-      chip.className = `chip ${look}`.trim();
-      chip.querySelector("use").setAttribute("href", `#i-${glyph}`);
-    }
-    setText(chip.querySelector("span"), connection.status + age);
-    chip.title = isLate ? "Time since the last frame from the engine" : "";
-  }
+  showState(connection);
   showBanner(connection);
 }
 

@@ -1,6 +1,7 @@
 // The chat page: joins the conversations, the answers being written, the transcript, the composer and the settings.
 
-import { api, copyText, el, plural, setText, toast } from "../page.js";
+import { api, copyText, el, page, plural, setText, toast } from "../page.js";
+import { showState } from "../state-chip.js";
 import { Composer } from "./composer.js";
 import { curlCommand } from "./curl.js";
 import { Generations } from "./generations.js";
@@ -117,14 +118,14 @@ function ensureConversation() {
 }
 
 function send(text) {
+  composer.text = "";
+  saveDraft();
   const conversation = ensureConversation();
   let node = null;
   current = store.update(conversation.id, (c) => {
     node = addNode(c, path(c).at(-1)?.id ?? null, { role: "user", content: text });
     c.updated_at = Date.now();
   });
-  composer.text = "";
-  saveDraft();
   syncTitle(current);
   transcript.isFollowing = true;
   byId("overflow").hidden = true;
@@ -149,11 +150,14 @@ function regenerate(node) {
 
 function showOverflow({ numTokens, maxContext, isTooLong }) {
   const note = byId("overflow");
-  note.hidden = !isTooLong;
-  if (!isTooLong) return;
+  const draft = composer.text.trim();
+  // A question that was refused for its length says so itself, with the same button.
+  const isSaid = !draft && current && path(current).at(-1)?.error_code === "context_length_exceeded";
+  note.hidden = !isTooLong || isSaid;
+  if (note.hidden) return;
   const over = numTokens - maxContext + 1;
   setText(byId("overflow-text"), `This conversation is ${plural(over, "token")} too long for the context of ${plural(maxContext, "token")}, so the engine can’t take it.`);
-  setText(byId("overflow-button"), composer.text.trim() ? "Trim the oldest turns and send" : "Trim the oldest turns");
+  setText(byId("overflow-button"), draft ? "Trim the oldest turns and send" : "Trim the oldest turns");
 }
 
 /** Where to cut so that the messages up to `leafId`, with `draft`, fit: the id of the first message still sent, or null. */
@@ -316,9 +320,17 @@ generations.addEventListener("receipt", ({ detail }) => {
   if (detail.conversationId === current?.id) reread();
 });
 generations.addEventListener("problem", ({ detail }) => toast(detail, { error: true }));
-generations.addEventListener("connection", () => transcript.soon());
+generations.addEventListener("connection", ({ detail }) => {
+  transcript.soon();
+  // Who may not see the engine sees at least whether the server is there.
+  if (page.role === "inference") showState({ status: detail.open ? "LIVE" : "DISCONNECTED", age_ms: null });
+});
 
-store.addEventListener("list", () => sidebar.draw(current?.id));
+store.addEventListener("list", () => {
+  // Another tab, in which this conversation isn't open, may have marked it.
+  if (current && document.visibilityState === "visible") store.updateEntry(current.id, (entry) => (entry.unread = false));
+  sidebar.draw(current?.id);
+});
 store.addEventListener("conversation", ({ detail }) => {
   if (detail.id === current?.id) {
     if (store.get(detail.id)) reread();
@@ -385,5 +397,8 @@ addEventListener("pagehide", saveDraft);
 open(location.hash.slice(1) || null);
 // A link may fill the composer; sending is left to the person.
 const query = new URLSearchParams(location.search).get("q");
-if (query) composer.text = query;
+if (query) {
+  composer.text = query;
+  history.replaceState(null, "", location.pathname + location.hash); // once, not with each reload
+}
 if (matchMedia("(hover: hover)").matches) byId("draft").focus();

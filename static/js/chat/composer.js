@@ -76,6 +76,7 @@ export class Composer {
     button.disabled = this.isWriting ? this.isStopping : this.text.trim() === "";
     setText(button.querySelector("span"), this.isWriting ? (this.isStopping ? "Stopping" : "Stop") : "Send");
     button.querySelector("use").setAttribute("href", this.isWriting ? "#i-stop" : "#i-send");
+    setText(document.getElementById("composer-keys"), this.isWriting ? "Esc stops · Shift+Enter new line" : "Enter sends · Shift+Enter new line");
     button.title = this.isWriting ? "Stop the answer (Esc)" : "Send (Enter)";
   }
 
