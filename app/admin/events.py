@@ -42,6 +42,7 @@ class Publisher:
         frame_interval_s: least time between two frames; records in between share one.
         tick_s: longest silence.
         linger_s: how long frames are kept up after the last client left, so that it can resume.
+        rates_s: how long after the last frame the rates are told again, until they are zero.
         max_backlog_bytes: frames one client may be behind before a keyframe replaces them.
     """
 
@@ -55,6 +56,7 @@ class Publisher:
         frame_interval_s: float = 0.05,
         tick_s: float = 2.0,
         linger_s: float = 10.0,
+        rates_s: float = 1.0,
         max_backlog_bytes: int = 128 * 1024,
         ring: FrameRing | None = None,
     ) -> None:
@@ -68,9 +70,11 @@ class Publisher:
         self._frame_interval_s = frame_interval_s
         self._tick_s = tick_s
         self._linger_s = linger_s
+        self._rates_s = rates_s
         self._max_backlog_bytes = max_backlog_bytes
         self._closing: str | None = None
         self._flush_handle: asyncio.Handle | None = None
+        self._rates_handle: asyncio.TimerHandle | None = None
         self._flushed_at = float("-inf")
         self._left_at = 0.0
         self._key: tuple[int, float, bytes] | None = None  # ring position, time, and the keyframe that leads there
@@ -104,13 +108,26 @@ class Publisher:
             self._flush_handle = None
         if not self._pending:
             return
-        self._flushed_at = asyncio.get_running_loop().time()
+        self._publish()
+
+    def _publish(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._flushed_at = loop.time()
         seq = self._fold.seq
         data = self._frames.delta(self._pending, len(self.clients))
         self._pending = []
         self.ring.append(seq, frame("delta", data, self._event_id(seq)))
         for client in self.clients:
             client.waker.wake()
+        if self._rates_handle is not None:
+            self._rates_handle.cancel()
+        self._rates_handle = loop.call_later(self._rates_s, self._let_rates_fall) if self._frames.is_moving else None
+
+    def _let_rates_fall(self) -> None:
+        """Nothing has happened for a while: the rates fall all the same."""
+        self._rates_handle = None
+        if self.is_tracking and self.clients:
+            self._publish()
 
     # ---- clients ---------------------------------------------------------------------------------------------------
 

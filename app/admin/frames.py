@@ -157,6 +157,11 @@ class StateFrames:
             sampled = sum(c.num_sampled for c in record.changes.computed) + len(record.changes.forked)
             self._work.append((record.ended_at, sampled))
 
+    @property
+    def is_moving(self) -> bool:
+        """Whether the last rates were not zero."""
+        return bool(self._work)
+
     def rates(self) -> Json:
         """Steps and generated tokens per second over the last few seconds."""
         start = self._engine_now() - RATE_WINDOW_S

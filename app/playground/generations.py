@@ -74,7 +74,7 @@ class Generation:
 
 
 def is_computing_known(sequence: FoldedSequence) -> bool:
-    """Whether more than its last token has no KV yet: its prompt for the first time, or everything after a preemption."""
+    """Whether more than its last token has no KV yet: its prompt at first, or everything after a preemption."""
     known = sequence.num_prompt_tokens + sequence.num_output_tokens
     return sequence.num_output_tokens == 0 or sequence.num_computed_tokens + 1 < known
 

@@ -24,11 +24,13 @@ class Mirror:
         self.events: list[dict[str, Any]] = []
         self.last_id: str | None = None
         self.kinds: list[str] = []
+        self.rates: dict[str, float] = {}
 
     def feed(self, event: str, data: dict[str, Any], event_id: str | None) -> None:
         """Take one event."""
         self.kinds.append(event)
         self.last_id = event_id or self.last_id
+        self.rates = data.get("rates", self.rates)
         if event == "key":
             self._key(data)
         elif event == "delta":

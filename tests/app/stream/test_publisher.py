@@ -239,6 +239,28 @@ def test_nothing_is_kept_long_after_the_last_viewer_left() -> None:
     run(test())
 
 
+def test_rates_are_told_to_be_zero_when_the_engine_has_become_idle() -> None:
+    async def test() -> None:
+        show = Show(rates_s=0, tick_s=20)
+        viewer = Viewer(show)
+        await viewer.read(until="key")
+        show.run_request("r-1", 3)
+        rates = [{"steps_per_s": 1.0, "tokens_per_s": 1.0}]
+        while rates[-1]["steps_per_s"]:
+            show.stage.clock.now += 1.0
+            assert set(await viewer.read(until="delta")) == {"delta"}
+            rates.append(viewer.mirror.rates)
+        assert rates[-1] == {"steps_per_s": 0.0, "tokens_per_s": 0.0}
+        end = show.publisher.ring.end
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert show.publisher.ring.end == end, "zero is told once"
+        assert viewer.mirror.state() == expected(show.stage.fold)
+        await viewer.leave()
+
+    run(test())
+
+
 def test_close_says_goodbye_after_what_is_left() -> None:
     async def test() -> None:
         show = Show()
