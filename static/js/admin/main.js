@@ -67,7 +67,7 @@ class AdminPage {
       time.title = time.textContent.trim();
       time.dateTime = at.toISOString();
       const day = at.toDateString() === new Date().toDateString() ? "" : `${at.toLocaleDateString()} `;
-      setText(time, day + at.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" }));
+      setText(time, day + at.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" }));
       delete time.dataset.unix;
     }
   }

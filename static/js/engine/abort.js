@@ -101,6 +101,13 @@ export class AbortCell {
     if (refocus) this.button.focus();
   }
 
+  /** The row leaves its table while the question is open: it ended, or only went to the other table. */
+  gone(isEnded) {
+    if (!this.panel || this.yes.disabled) return;
+    this.onReceipt(isEnded ? `${shortId(this.requestId)} ended by itself; nothing was aborted` : `${shortId(this.requestId)} moved to the other table; ask again there`, false);
+    this.panel = null;
+  }
+
   async run() {
     this.yes.disabled = true;
     try {

@@ -36,17 +36,6 @@ export function age(seconds) {
   return `${Math.floor(s / 3600)} h ${String(Math.floor((s % 3600) / 60)).padStart(2, "0")} m`;
 }
 
-/** Bytes in binary units: "212 MiB". */
-export function bytes(value) {
-  if (value === null || value === undefined) return DASH;
-  let rest = value;
-  for (const unit of ["B", "KiB", "MiB"]) {
-    if (rest < 1024) return `${unit === "B" ? integer(rest) : TENTHS.format(rest)} ${unit}`;
-    rest /= 1024;
-  }
-  return `${TENTHS.format(rest)} GiB`;
-}
-
 /**
  * A short name for a sequence that stays unique enough to point at: the random part's first eight characters, with the
  * index of a sibling behind a dot. The full id belongs in a title.
@@ -59,9 +48,4 @@ export function shortId(id) {
   const body = match ? match[1] : text;
   const index = match ? match[2].slice(1) : "";
   return `${body.slice(0, 8)}${body.length > 8 ? "…" : ""}${index && index !== "0" ? `.${index}` : ""}`;
-}
-
-/** Local time of day of a Unix time in seconds. */
-export function clock(unix) {
-  return new Date(unix * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 }

@@ -28,6 +28,7 @@ class EnginePage {
     this.blockTable = new BlockTable(byId("block-table"), this.view, (id) => this.select(id));
     const hooks = {
       onSelect: (id) => this.select(id === this.selected ? null : id),
+      onScroll: () => this.refreshSoon("tables"),
       onReceipt: (text, isError) => this.receipt(text, isError),
       rowsOf: (requestId) => [...this.view.raw.rows.values()].filter((row) => row.request_id === requestId),
     };

@@ -54,7 +54,7 @@ export class PixelPainter {
     }
     this.context.putImageData(this.image, 0, 0);
     target.imageSmoothingEnabled = false;
-    target.clearRect(0, 0, target.canvas.width, target.canvas.height);
+    target.clearRect(layout.left, 0, target.canvas.width - layout.left, target.canvas.height);
     target.drawImage(this.canvas, layout.left, layout.top, cols * layout.cell, rows * layout.tall);
     if (layout.gap > 0) paintGaps(target, layout, palette);
   }
@@ -81,7 +81,7 @@ export class GlyphPainter {
     const { order } = layout;
     if (this.painted.length !== order.length) {
       this.painted = new Array(order.length).fill("");
-      target.clearRect(0, 0, target.canvas.width, target.canvas.height);
+      target.clearRect(layout.left, 0, target.canvas.width - layout.left, target.canvas.height);
     }
     for (let p = 0; p < order.length; p += 1) {
       const block = order[p];
@@ -145,7 +145,7 @@ function paintText(target, block, x, y, edge, scene, palette, state, dpr) {
   target.font = `${Math.round(10 * dpr)}px system-ui, sans-serif`;
   target.textBaseline = "top";
   target.textAlign = "left";
-  target.fillStyle = state < USED ? palette.muted : fill > 0.8 ? onColour : palette.ink;
+  target.fillStyle = state < USED ? palette.muted : fill > 0.93 ? onColour : palette.ink;
   target.fillText(String(block), x + inset, y + inset);
   if (state < USED) return;
   target.textBaseline = "bottom";

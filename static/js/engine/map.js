@@ -8,6 +8,7 @@ import { shortId } from "./format.js";
 import { OwnerColours, onThemeChange, readPalette } from "./palette.js";
 
 const FLASH_MS = 1000;
+const FADE_FRAME_MS = 50;
 const STATE_WORDS = ["free", "cached", "used", "shared"];
 
 /**
@@ -37,6 +38,7 @@ export class BlockMap {
     this.fill = new Float32Array(0);
     this.layout = null;
     this.settledCell = Infinity;
+    this.size = { width: 0, height: 0 };
     this.needs = { layout: true, blocks: true, overlay: true };
     this.frame = 0;
     this.owners.reset(this.palette.isDark);
@@ -44,7 +46,8 @@ export class BlockMap {
   }
 
   #listen() {
-    new ResizeObserver(() => this.#resize()).observe(this.element);
+    // Sizes come from the observer: asking the element in every frame would make the browser lay out the page.
+    new ResizeObserver(([entry]) => this.#resize(entry.contentRect)).observe(this.element);
     onThemeChange(() => {
       this.palette = readPalette(this.element);
       this.owners.reset(this.palette.isDark);
@@ -73,7 +76,7 @@ export class BlockMap {
   #watchPixelRatio() {
     const query = matchMedia(`(resolution: ${devicePixelRatio}dppx)`);
     query.addEventListener("change", () => {
-      this.#resize();
+      this.#resize(this.size);
       this.#watchPixelRatio();
     }, { once: true });
   }
@@ -139,7 +142,8 @@ export class BlockMap {
     this.#request("blocks", "overlay", "layout");
   }
 
-  #resize() {
+  #resize({ width, height }) {
+    this.size = { width, height };
     this.settledCell = Infinity;
     this.glyphs.reset();
     this.#request("layout", "blocks", "overlay");
@@ -156,14 +160,15 @@ export class BlockMap {
     this.frame = 0;
     const { view } = this;
     const dpr = devicePixelRatio;
-    const width = Math.floor(this.element.clientWidth * dpr);
-    const height = Math.floor(this.element.clientHeight * dpr);
+    const width = Math.floor(this.size.width * dpr);
+    const height = Math.floor(this.size.height * dpr);
     if (!view.numBlocks || width < 8 || height < 8) return;
     if (this.canvas.width !== width || this.canvas.height !== height) {
       for (const canvas of [this.canvas, this.overlay]) {
         canvas.width = width;
         canvas.height = height;
       }
+      this.paintedLabels = null;
       this.glyphs.reset();
       this.needs = { layout: true, blocks: true, overlay: true };
     }
@@ -171,24 +176,25 @@ export class BlockMap {
     if (this.needs.blocks) this.#drawBlocks(dpr);
     if (this.needs.overlay) this.#drawOverlay(dpr);
     this.needs = { layout: false, blocks: false, overlay: false };
-    if (this.flashes.size) this.#request("overlay");
+    if (this.flashes.size) setTimeout(() => this.#request("overlay"), FADE_FRAME_MS);
   }
 
   #arrange(width, height, dpr) {
     const before = this.layout;
     const { view } = this;
-    const inner = width - Math.ceil(3 * dpr); // room for a frame around the last cell
+    const inner = width - Math.ceil(5 * dpr); // room for a frame around the first and the last cell
     if (this.arrangement === "physical") {
-      this.layout = geometry.physicalLayout(view.numBlocks, inner, height - Math.ceil(3 * dpr), dpr);
+      this.layout = geometry.physicalLayout(view.numBlocks, inner, height - Math.ceil(4 * dpr), dpr);
       this.layout.top = Math.ceil(2 * dpr);
     } else {
       this.layout = geometry.groupedLayout(
-        view.numBlocks, this.#groups(), inner, height - Math.ceil(3 * dpr), dpr, this.settledCell,
+        view.numBlocks, this.#groups(), inner, height - Math.ceil(4 * dpr), dpr, this.settledCell,
       );
       this.layout.top = Math.ceil(2 * dpr);
       this.settledCell = Math.min(this.settledCell, this.layout.cell);
     }
     const { layout } = this;
+    layout.left = Math.max(layout.left, Math.ceil(2 * dpr)); // room for a frame around the first cell
     if (!before || before.cell !== layout.cell || before.tall !== layout.tall || before.cols !== layout.cols || before.left !== layout.left) {
       this.glyphs.reset();
     }
@@ -233,6 +239,10 @@ export class BlockMap {
     } else {
       this.pixels.paint(this.context, layout, view, this.palette, colours);
     }
+    const labels = layout.labels.map((label) => label.text).join();
+    const key = `${labels} ${this.selected} ${layout.left} ${layout.tall} ${this.palette.ink} ${this.canvas.width} ${this.canvas.height}`;
+    if (key === this.paintedLabels) return;
+    this.paintedLabels = key;
     paintLabels(this.context, layout, this.palette, dpr, this.selected);
   }
 

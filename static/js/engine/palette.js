@@ -10,9 +10,11 @@ const STATES = ["free", "cached", "used", "shared"];
  * @property {string} ink
  * @property {string} muted
  * @property {string} line
+ * @property {string} strong
  * @property {string} accent
  * @property {string} preempted
  * @property {string} onUsed
+ * @property {string} onShared
  * @property {boolean} isDark
  */
 
@@ -66,11 +68,14 @@ export function onThemeChange(callback) {
   }
 }
 
-/** A stable colour for an owner: same lightness for all, the hue from its id. Colour by owner only tells neighbours apart. */
+const GOLDEN_ANGLE = 137.508;
+
+/** A colour per owner, all of one lightness, each hue far from those before it. It tells neighbours apart, no more. */
 export class OwnerColours {
   constructor() {
     this.css = new Map();
     this.words = new Map();
+    this.numSeen = 0;
     this.isDark = false;
   }
 
@@ -78,17 +83,16 @@ export class OwnerColours {
     this.isDark = isDark;
     this.css.clear();
     this.words.clear();
+    this.numSeen = 0;
   }
 
   of(id) {
     let color = this.css.get(id);
     if (color === undefined) {
-      let hash = 2166136261;
-      for (let i = 0; i < id.length; i += 1) hash = Math.imul(hash ^ id.charCodeAt(i), 16777619);
-      const hue = ((hash >>> 0) % 24) * 15;
-      const light = this.isDark ? 0.66 + ((hash >>> 8) % 3) * 0.06 : 0.5 + ((hash >>> 8) % 3) * 0.07;
-      color = `oklch(${light} 0.14 ${hue})`;
       if (this.css.size > 4096) this.reset(this.isDark);
+      const hue = (250 + this.numSeen * GOLDEN_ANGLE) % 360;
+      color = `oklch(${this.isDark ? 0.68 : 0.56} 0.13 ${hue.toFixed(1)})`;
+      this.numSeen += 1;
       this.css.set(id, color);
     }
     return color;

@@ -7,12 +7,14 @@ import { age, count, integer, shortId } from "./format.js";
 import { whyText } from "./why.js";
 
 const MAX_ROWS = 100;
+const LEAST_ROW_PX = 24;
+const TALLEST_ROW_PX = 64;
 
 /** Behaviour that both tables share: keyed rows, order, selection, the line below for what is not shown. */
 class RowTable {
   /**
    * @param {HTMLElement} section  holds table, .more and .empty
-   * @param {object} hooks  {onSelect(id), onReceipt(text, isError), rowsOf(requestId)}
+   * @param {object} hooks  {onSelect(id), onReceipt(text, isError), rowsOf(requestId), onScroll()}
    */
   constructor(section, hooks) {
     this.section = section;
@@ -24,6 +26,21 @@ class RowTable {
     this.number = section.querySelector(".panel-count");
     this.lines = new Map();
     this.selected = null;
+    // Rows out of sight keep their old texts until they are scrolled to: a queue of hundreds costs what is seen of it.
+    this.seen = { top: 0, height: 400 };
+    const scroller = this.table.parentElement;
+    scroller.addEventListener("scroll", () => {
+      this.seen.top = scroller.scrollTop;
+      hooks.onScroll();
+    }, { passive: true });
+    new ResizeObserver(([entry]) => {
+      this.seen.height = entry.contentRect.height;
+    }).observe(scroller);
+  }
+
+  #isSeen(position) {
+    const { top, height } = this.seen;
+    return position >= Math.floor(top / TALLEST_ROW_PX) - 2 && position <= Math.ceil((top + height) / LEAST_ROW_PX) + 2;
   }
 
   /** @param {object[]} rows  those that pass the filter  @param {number} total  before the filter  */
@@ -32,13 +49,15 @@ class RowTable {
     const wanted = new Set(shown.map((row) => row.id));
     for (const [id, line] of this.lines) {
       if (wanted.has(id)) continue;
+      line.abort.gone(this.hooks.rowsOf(line.abort.requestId).length === 0);
       line.element.remove();
       this.lines.delete(id);
     }
     let next = this.body.firstElementChild;
     shown.forEach((row, position) => {
       let line = this.lines.get(row.id);
-      if (!line) {
+      const isNew = !line;
+      if (isNew) {
         line = this.create(row);
         line.element.dataset.id = row.id;
         line.element.addEventListener("click", (event) => {
@@ -49,7 +68,8 @@ class RowTable {
       }
       if (line.element !== next) this.body.insertBefore(line.element, next);
       else next = next.nextElementSibling;
-      this.update(line, row, position, context);
+      if (isNew || this.#isSeen(position)) this.update(line, row, position, context);
+      line.element.classList.toggle("is-first", position === 0);
       line.abort.refresh();
     });
     this.#notes(rows.length, total, isFiltered);
@@ -100,9 +120,9 @@ class RowTable {
   }
 }
 
-function deadlineTitle(row, now) {
-  const arrived = `arrived ${new Date(row.arrival_unix * 1000).toLocaleTimeString()}`;
-  return row.deadline_unix ? `${arrived}, ends by deadline in ${age(row.deadline_unix - now)}` : `${arrived}, no deadline`;
+function deadlineTitle(row) {
+  const at = (unix) => new Date(unix * 1000).toLocaleTimeString();
+  return `arrived at ${at(row.arrival_unix)}, ${row.deadline_unix ? `ended by its deadline at ${at(row.deadline_unix)}` : "no deadline"}`;
 }
 
 export class RunningTable extends RowTable {
@@ -110,6 +130,8 @@ export class RunningTable extends RowTable {
     const id = this.idCell(row);
     const cells = {};
     for (const name of ["prompt", "output", "computed", "blocks", "age", "preempted"]) cells[name] = el("span", {}, "");
+    cells.blocks.title = "of its own + shared with others";
+    cells.age.title = deadlineTitle(row);
     cells.bar = el("span.prefill", { role: "img" }, el("span"));
     const abort = this.abortCell(row);
     const element = el(
@@ -136,9 +158,7 @@ export class RunningTable extends RowTable {
     setText(cells.computed, integer(row.num_computed_tokens));
     const own = row.num_blocks - row.num_shared_blocks;
     setText(cells.blocks, `${integer(own)} + ${integer(row.num_shared_blocks)}`);
-    cells.blocks.title = `${count(own, "block")} of its own, ${integer(row.num_shared_blocks)} shared with others`;
     setText(cells.age, age(now - row.arrival_unix));
-    cells.age.title = deadlineTitle(row, now);
     setText(cells.preempted, integer(row.num_preemptions));
     cells.preempted.classList.toggle("is-zero", row.num_preemptions === 0);
     this.#prefill(cells.bar, row, known);
@@ -150,6 +170,8 @@ export class RunningTable extends RowTable {
     bar.classList.toggle("is-done", !isReading);
     if (!isReading) return;
     const part = Math.round((100 * row.num_computed_tokens) / known);
+    if (bar.dataset.part === String(part)) return;
+    bar.dataset.part = String(part);
     bar.firstChild.style.width = `${part}%`;
     bar.setAttribute("aria-label", `prefill ${part} % done`);
     bar.title = `prefill: ${integer(row.num_computed_tokens)} of ${count(known, "token")}`;
@@ -161,6 +183,7 @@ export class WaitingTable extends RowTable {
     const id = this.idCell(row);
     const cells = {};
     for (const name of ["place", "state", "prompt", "age", "why"]) cells[name] = el("span", {}, "");
+    cells.age.title = deadlineTitle(row);
     const abort = this.abortCell(row);
     const mark = el("span.preempted-mark", { title: "" }, icon("retry", "icon-small"), el("span", {}, "preempted"));
     const element = el(
@@ -182,17 +205,17 @@ export class WaitingTable extends RowTable {
     setText(cells.place, integer(position + 1));
     const known = row.num_prompt_tokens + row.num_output_tokens;
     setText(cells.prompt, integer(known));
-    cells.prompt.title = row.num_output_tokens
+    const title = row.num_output_tokens
       ? `${integer(row.num_prompt_tokens)} prompt and ${count(row.num_output_tokens, "output token")} to compute again`
       : count(row.num_prompt_tokens, "prompt token");
+    if (cells.prompt.title !== title) cells.prompt.title = title;
     setText(cells.age, age(now - row.arrival_unix));
-    cells.age.title = deadlineTitle(row, now);
     const isPreempted = row.status === "PREEMPTED";
     mark.hidden = !isPreempted;
     if (isPreempted) mark.title = `It ran, and lost its blocks ${count(row.num_preemptions, "time")}; it goes on where it was`;
     const why = whyText(row.why, { limits, numRunning, paused: paused && position === 0 });
     setText(cells.why, why.text);
     cells.why.dataset.constraint = why.constraint;
-    cells.why.title = why.text;
+    if (cells.why.title !== why.text) cells.why.title = why.text;
   }
 }
