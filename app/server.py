@@ -21,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from app.gateway import Gateway
 from app.settings import Settings
+from app.sse import ABORT_EXTENSION
 from engine.errors import StartupError
 
 if TYPE_CHECKING:
@@ -34,31 +35,37 @@ BACKLOG = 2048
 MAX_HEADER_BYTES = 64 * 1024
 HEADER_TIMEOUT_S = 30.0  # from a connection, or the first byte of a request, to the end of its headers
 KEEP_ALIVE_S = 60
-GRACE_S = 0.4  # what the last events get after --shutdown-timeout before connections are cut
+GRACE_S = 0.6  # from --shutdown-timeout to the cutting of connections: the last step, then the last events
 
 
 def serve(settings: Settings) -> int:
     """Run until a signal; returns the exit status. What cannot start says why in one line on stderr."""
-    configure_logging(settings.log_level)
     try:
         check_reachability(settings)
         listener = open_listener(settings.host, settings.port)
     except StartupError as error:
         say(f"pagedeck: {error}", sys.stderr)
         return EXIT_FAILED
-    server = Server(settings, listener, lambda: load_app(settings), announce)
+    configure_logging(settings.log_level)
+    server = Server(settings, listener, lambda: load_app(settings), announce, leave=leave)
     server.run(sockets=[listener])
-    if server.failure is not None:
-        if isinstance(server.failure, StartupError):
-            say(f"pagedeck: {server.failure}", sys.stderr)
-        else:
-            logger.error("the engine could not be started", exc_info=server.failure)
-        return EXIT_FAILED
-    if server.gateway.is_loading:  # native code on a daemon thread: an orderly exit would pull the floor from under it
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(EXIT_OK)
-    return EXIT_OK
+    if isinstance(server.failure, StartupError):
+        say(f"pagedeck: {server.failure}", sys.stderr)
+    else:
+        logger.error("the engine could not be started", exc_info=server.failure)
+    return EXIT_FAILED
+
+
+def leave() -> None:
+    """End the process at once, after an orderly end of everything that has one.
+
+    An interpreter's own end would wait for native code on the threads that load or step, and free gigabytes page by
+    page.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(EXIT_OK)
 
 
 def load_app(settings: Settings) -> Starlette:
@@ -163,6 +170,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._num_header_bytes = 0
         self._start_timer()
         super().on_message_begin()
+        self.scope["extensions"] = {ABORT_EXTENSION: {"abort": self.transport.abort}}
 
     def on_url(self, url: bytes) -> None:
         """Count the address."""
@@ -201,6 +209,7 @@ class Server(uvicorn.Server):
         listener: a bound socket, see `open_listener`.
         load: builds the application, on a thread.
         on_ready: called with the address and the application once it has started.
+        leave: called on the event loop at the end of an orderly run.
     """
 
     def __init__(
@@ -209,10 +218,12 @@ class Server(uvicorn.Server):
         listener: socket.socket,
         load: Callable[[], Starlette],
         on_ready: Callable[[str, Starlette], None],
+        leave: Callable[[], None] = lambda: None,
     ) -> None:
         self.address = address_of(listener, settings.root_path)
         self.gateway = Gateway(load, lambda app: on_ready(self.address, app), self._fail)
         self.failure: BaseException | None = None
+        self._leave = leave
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Task[None] | None = None
         super().__init__(
@@ -253,3 +264,5 @@ class Server(uvicorn.Server):
         self._begin_to_stop()
         await super().shutdown(sockets)
         self._captured_signals.clear()  # the end was orderly: the status is 0, not the signal's
+        if self.failure is None:
+            self._leave()

@@ -24,6 +24,7 @@ from starlette.types import Receive, Scope, Send
 logger = logging.getLogger(__name__)
 
 SEND_TIMEOUT_S = 10.0  # a reader that takes nothing for so long is dropped
+ABORT_EXTENSION = "pagedeck.abort"  # scope extension of our server: cuts the connection at once
 PART_BYTES = 32 * 1024  # at most so much is handed to the server at once: what a stalled reader can pile up
 
 AppStatus.enable_automatic_graceful_drain = False
@@ -152,6 +153,11 @@ class EventStream(EventSourceResponse):
             await super().__call__(scope, receive, send)
         except SendTimeoutError:
             logger.info("%s: dropped a reader that took nothing for %g s", self._name, self.send_timeout)
+            # Closing would wait until the reader has taken what is in the transport's buffer.
+            extension = scope.get("extensions", {}).get(ABORT_EXTENSION)
+            if extension is not None:
+                extension["abort"]()
+                await asyncio.sleep(0)  # the server learns of it before it asks why the answer is not complete
 
 
 def last_event_id(headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:

@@ -9,7 +9,7 @@ from starlette.applications import Starlette
 from starlette.types import Message
 
 from app.context import AppContext
-from app.sse import EventStream
+from app.sse import ABORT_EXTENSION, EventStream
 from engine.async_engine import RequestStream
 from tests.app.stream.asgi_client import AsgiStream
 from tests.app.stream.mirror import Mirror
@@ -132,9 +132,13 @@ def test_last_event_id_of_another_process_gets_a_keyframe_and_of_this_one_resume
     asyncio.run(test())
 
 
-def test_a_reader_that_takes_nothing_is_dropped_and_its_iterator_closed() -> None:
+def test_a_reader_that_takes_nothing_is_cut_off_and_its_iterator_closed() -> None:
     async def test() -> None:
-        is_closed = False
+        is_closed = is_cut = False
+
+        def cut() -> None:
+            nonlocal is_cut
+            is_cut = True
 
         async def frames() -> Any:
             nonlocal is_closed
@@ -152,7 +156,9 @@ def test_a_reader_that_takes_nothing_is_dropped_and_its_iterator_closed() -> Non
             await asyncio.Event().wait()
             raise AssertionError
 
-        await EventStream(frames(), "test", send_timeout_s=0)({"type": "http", "method": "GET"}, receive, send)
+        scope = {"type": "http", "method": "GET", "extensions": {ABORT_EXTENSION: {"abort": cut}}}
+        await EventStream(frames(), "test", send_timeout_s=0)(scope, receive, send)
         assert is_closed
+        assert is_cut
 
     asyncio.run(test())
