@@ -14,6 +14,7 @@ from app.access import Role
 from app.auth import Authenticator
 from app.context import AppContext
 from app.errors import ApiError, handle_error
+from app.openai_api.generation import OpenGenerations
 from app.routes import route_table, starlette_routes
 from app.security import Boundary, Gate
 from app.settings import Settings
@@ -22,6 +23,8 @@ from app.templating import Templates
 from app.version import VERSION
 from engine.async_engine import AsyncEngine
 from engine.errors import EngineError
+
+STEP_GRACE_S = 0.3  # for the step that is under way when the time is up
 
 
 def create_app(settings: Settings, async_engine: AsyncEngine) -> Starlette:
@@ -41,6 +44,7 @@ def create_app(settings: Settings, async_engine: AsyncEngine) -> Starlette:
     app.state.authenticator = Authenticator((key.key, Role.from_label(key.role)) for key in settings.api_key)
     app.state.is_started = False
     app.state.shutdown = None  # the task that ends it, once begun
+    app.state.open_generations = OpenGenerations()
     return app
 
 
@@ -60,14 +64,18 @@ async def shut_down(app: Starlette) -> None:
     """Refuse new work, give what runs `shutdown_timeout`, then end it; every stream gets its last event. Idempotent.
 
     The server calls this at the first signal: it waits for open connections before the lifespan ends, and streams
-    would keep it waiting.
+    would keep it waiting. A step that takes longer than the time there is is not waited for.
     """
     state = app.state
     if state.shutdown is None:
-        state.shutdown = asyncio.ensure_future(_shut_down(state.ctx))
+        state.shutdown = asyncio.ensure_future(_shut_down(state.ctx, state.open_generations))
     await asyncio.shield(state.shutdown)
 
 
-async def _shut_down(ctx: AppContext) -> None:
-    await ctx.async_engine.stop(ctx.settings.shutdown_timeout)
+async def _shut_down(ctx: AppContext, open_generations: OpenGenerations) -> None:
+    stopping = asyncio.ensure_future(ctx.async_engine.stop(ctx.settings.shutdown_timeout))
+    await asyncio.wait({stopping}, timeout=ctx.settings.shutdown_timeout + STEP_GRACE_S)
+    open_generations.cut()
     await ctx.console.stop()
+    if stopping.done():
+        stopping.result()

@@ -51,11 +51,6 @@ class Gateway:
             lifespan=self._lifespan,
         )
 
-    @property
-    def is_loading(self) -> bool:
-        """Whether the thread that loads still runs; it cannot be interrupted."""
-        return self._thread is not None and self._thread.is_alive()
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._waiting_room if self._app is None or scope["type"] == "lifespan" else self._app
         await app(scope, receive, send)

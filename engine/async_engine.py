@@ -135,13 +135,14 @@ class AsyncEngine:
         if self._thread is None:
             return
         if not self.is_dead:
+            deadline = asyncio.get_running_loop().time() + timeout_s
             with contextlib.suppress(EngineError):
                 await self.drain()
                 if not self.state.is_paused:
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._idle.wait(), timeout_s)
-                for request_id in list(self._streams):
-                    await self.abort(request_id)
+                        async with asyncio.timeout_at(deadline):
+                            await self._idle.wait()
+                await asyncio.gather(*map(self.abort, list(self._streams)))  # all before the same step
         self._is_stopping = True
         self._inbox.put(None)
         await asyncio.to_thread(self._thread.join)

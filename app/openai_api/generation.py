@@ -76,7 +76,9 @@ class Generation(AsyncIterator[PromptDelta]):
         self._engine = engine
         self._requests = requests
         self._open: set[str] = set()
+        self._streams: list[RequestStream] = []
         self._only: RequestStream | None = None  # a single stream needs no task to merge it
+        self._ended: set[tuple[str, int]] = set()  # (request id, index) of sequences whose end was told
         self._news: asyncio.Queue[PromptDelta | Exception | None] = asyncio.Queue()
         self._pumps: list[asyncio.Future[None]] = []
 
@@ -94,16 +96,16 @@ class Generation(AsyncIterator[PromptDelta]):
         if refusals:
             self.close()
             raise refusals[0]
-        streams = [result for result in results if isinstance(result, RequestStream)]
-        if len(streams) == 1:
-            self._only = streams[0]
+        self._streams = [result for result in results if isinstance(result, RequestStream)]
+        if len(self._streams) == 1:
+            self._only = self._streams[0]
         else:
-            self._pumps = [asyncio.ensure_future(self._pump(i, stream)) for i, stream in enumerate(streams)]
+            self._pumps = [asyncio.ensure_future(self._pump(i, stream)) for i, stream in enumerate(self._streams)]
 
     async def _pump(self, prompt_index: int, stream: RequestStream) -> None:
         try:
             async for delta in stream:
-                self._news.put_nowait(PromptDelta(prompt_index, delta))
+                self._news.put_nowait(self._told(prompt_index, delta))
         except EngineError as error:
             self._news.put_nowait(error)
         self._open.discard(stream.request_id)
@@ -118,7 +120,7 @@ class Generation(AsyncIterator[PromptDelta]):
         """
         if self._only is not None:
             try:
-                return PromptDelta(0, await anext(self._only))
+                return self._told(0, await anext(self._only))
             except (StopAsyncIteration, EngineError):
                 self._open.clear()
                 raise
@@ -130,6 +132,19 @@ class Generation(AsyncIterator[PromptDelta]):
             raise news
         return news
 
+    def _told(self, prompt_index: int, delta: SequenceDelta) -> PromptDelta:
+        if delta.finish_reason is not None:
+            self._ended.add((delta.request_id, delta.index))
+        return PromptDelta(prompt_index, delta)
+
+    def cut(self) -> None:
+        """Give every sequence its end now, without waiting for the engine: for a shutdown whose time is up."""
+        step = self._engine.state.step
+        for stream, request in zip(self._streams, self._requests, strict=False):
+            for index in range(request.sampling_params.n):
+                if (stream.request_id, index) not in self._ended:
+                    stream.put(SequenceDelta(stream.request_id, index, step, "", (), (), finish_reason="abort"))
+
     def close(self) -> None:
         """Abort what is still open."""
         for pump in self._pumps:
@@ -137,6 +152,26 @@ class Generation(AsyncIterator[PromptDelta]):
         for request_id in self._open:
             abort_soon(self._engine, request_id)
         self._open.clear()
+
+
+class OpenGenerations:
+    """Those that are under way, so that a shutdown can end them."""
+
+    def __init__(self) -> None:
+        self._open: set[Generation] = set()
+
+    def add(self, generation: Generation) -> None:
+        """Note one that begins."""
+        self._open.add(generation)
+
+    def discard(self, generation: Generation) -> None:
+        """Forget one that has ended."""
+        self._open.discard(generation)
+
+    def cut(self) -> None:
+        """See `Generation.cut`."""
+        for generation in list(self._open):
+            generation.cut()
 
 
 def abort_soon(engine: AsyncEngine, request_id: str) -> None:

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from app.context import context
 from app.errors import ApiError, error_of
 from app.openai_api.formats import Format
-from app.openai_api.generation import ClientWatch, Generation
+from app.openai_api.generation import ClientWatch, Generation, OpenGenerations
 from app.openai_api.results import Gathered, Json, UsageCount
 from engine.engine import Request as EngineRequest
 from engine.errors import EngineError
@@ -42,24 +42,33 @@ async def respond(
     """
     engine = context(request).async_engine
     usage = UsageCount(sum(len(item.prompt_token_ids) for item in requests))
-    watch = ClientWatch(request.receive)
-    generation = Generation(engine, requests)
+    work = _Work(ClientWatch(request.receive), Generation(engine, requests), request.app.state.open_generations)
     try:
-        await watch.race(generation.submit())
+        await work.watch.race(work.generation.submit())
         if stream:
-            frames = _frames(generation, shape, usage, include_usage=include_usage)
-            return EventStream(frames, watch, generation, headers={**headers, **STREAM_HEADERS})
-        body = await watch.race(_whole(generation, shape, usage))
+            frames = _frames(work.generation, shape, usage, include_usage=include_usage)
+            return EventStream(frames, work, headers={**headers, **STREAM_HEADERS})
+        body = await work.watch.race(_whole(work.generation, shape, usage))
     except BaseException:
-        _close(watch, generation)
+        work.close()
         raise
-    _close(watch, generation)
+    work.close()
     return JSONResponse(body, headers=headers)
 
 
-def _close(watch: ClientWatch, generation: Generation) -> None:
-    watch.close()
-    generation.close()
+class _Work:
+    """What must be let go of at the end, whatever the end is."""
+
+    def __init__(self, watch: ClientWatch, generation: Generation, open_generations: OpenGenerations) -> None:
+        self.watch = watch
+        self.generation = generation
+        self._open = open_generations
+        open_generations.add(generation)
+
+    def close(self) -> None:
+        self.watch.close()
+        self.generation.close()
+        self._open.discard(self.generation)
 
 
 class EventStream(Response):
@@ -67,23 +76,20 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, frames: AsyncIterator[bytes], watch: ClientWatch, generation: Generation, headers: dict[str, str]
-    ) -> None:
+    def __init__(self, frames: AsyncIterator[bytes], work: _Work, headers: dict[str, str]) -> None:
         self.status_code = 200
         self.background = None
         self.body = b""
         self._frames = frames
-        self._watch = watch
-        self._generation = generation
+        self._work = work
         self.init_headers(headers)
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await self._watch.race(self._send_all(send))
+            await self._work.watch.race(self._send_all(send))
         finally:
-            _close(self._watch, self._generation)
+            self._work.close()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
