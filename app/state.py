@@ -1,6 +1,6 @@
 """What watches the engine, put together: metrics, the two kinds of streams, the chat's texts and the audit log.
 
-All of it lives on the event loop and is fed by one listener; the engine thread never waits for any of it.
+All of it lives on the event loop and is fed by the engine's records; the engine thread never waits for any of it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
 
 from app.admin.events import Publisher
 from app.admin.frames import StateFrames
@@ -20,7 +19,6 @@ from app.playground.generations import Generations
 from app.playground.stream import ChatStreams
 from app.settings import Settings
 from engine.async_engine import AsyncEngine
-from engine.core.events import Record
 from engine.errors import EngineError
 
 logger = logging.getLogger(__name__)
@@ -48,13 +46,16 @@ class Console:
         self.chat_streams = ChatStreams(self.generations, fold, engine.now)
         self.metrics.stream_clients["engine"] = lambda: len(self.publisher.clients)
         self.metrics.stream_clients["chat"] = lambda: self.chat_streams.num_readers
+        # Three, so that the fault of one costs the others nothing.
+        self._listeners = (self.metrics.on_records, self.publisher.on_records, self.generations.on_records)
         self._engine = engine
         self._sweeper: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin to listen, on the running loop."""
         self.audit.open()
-        self._engine.add_listener(self._on_records)
+        for listener in self._listeners:
+            self._engine.add_listener(listener)
         self._sweeper = asyncio.create_task(self._sweep_for_ever(), name="sweeper of generations")
 
     async def stop(self) -> None:
@@ -72,13 +73,9 @@ class Console:
             async with asyncio.timeout(LAST_EVENTS_S):
                 while self.publisher.clients or self.chat_streams.num_readers:  # noqa: ASYNC110 - they end by themselves
                     await asyncio.sleep(0.01)
-        self._engine.remove_listener(self._on_records)
+        for listener in self._listeners:
+            self._engine.remove_listener(listener)
         await self.audit.close()
-
-    def _on_records(self, records: Sequence[Record]) -> None:
-        self.metrics.on_records(records)
-        self.publisher.on_records(records)
-        self.generations.on_records(records)
 
     async def _sweep_for_ever(self) -> None:
         while True:
