@@ -226,13 +226,18 @@ def test_headers_without_end_are_cut_off() -> None:
 # ---- the end -----------------------------------------------------------------------------------------------------
 
 SERVER_SCRIPT = """
-import sys, time
+import sys, threading, time
 from app import server
 from app.factory import create_app
 from tests.helpers.engines import make_async_engine
 
+def before_step(batch):
+    if batch.step == int(sys.argv[2]):
+        threading.Event().wait(60)  # a step that outlasts everyone's patience
+    time.sleep(0.01)
+
 def load(settings):
-    return create_app(settings, make_async_engine(before_step=lambda batch: time.sleep(0.01)))
+    return create_app(settings, make_async_engine(before_step=before_step))
 
 server.load_app = load
 from app.cli import main
@@ -241,10 +246,10 @@ sys.exit(main(["serve", "--port", "0", "--shutdown-timeout", sys.argv[1]]))
 
 
 @contextmanager
-def server_process(shutdown_timeout: float) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def server_process(shutdown_timeout: float, endless_step: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
-        [sys.executable, "-c", SERVER_SCRIPT, str(shutdown_timeout)],
+        [sys.executable, "-c", SERVER_SCRIPT, str(shutdown_timeout), str(endless_step)],
         cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
@@ -277,6 +282,20 @@ def test_a_signal_ends_streams_with_a_last_event_and_the_process_with_0(sig: sig
         assert process.wait(20) == 0
         assert process.stderr is not None
         assert "Traceback" not in process.stderr.read()
+
+
+def test_a_step_that_does_not_end_keeps_neither_streams_nor_the_process() -> None:
+    with server_process(0.1, endless_step=4) as (process, address), httpx.Client(base_url=address) as client:
+        body = {"prompt": ["a", "b"], "n": 2, "max_tokens": 50, "stream": True}
+        with client.stream("POST", "/v1/completions", json=body, timeout=30) as stream:
+            lines = stream.iter_lines()
+            while "text" not in next(lines):
+                pass
+            process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert sum('"finish_reason":"abort"' in line for line in rest) == 4
+        assert rest[-1] == "data: [DONE]"
+        assert process.wait(20) == 0
 
 
 def test_what_runs_may_finish_within_the_timeout() -> None:
