@@ -20,6 +20,7 @@ from app.security import Boundary, Gate
 from app.settings import Settings
 from app.state import Console
 from app.templating import Templates
+from app.throughput import log_throughput
 from app.version import VERSION
 from engine.async_engine import AsyncEngine
 from engine.errors import EngineError
@@ -54,9 +55,11 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     await ctx.async_engine.start()
     ctx.console.start()
     app.state.is_started = True
+    throughput = asyncio.create_task(log_throughput(ctx.async_engine.state), name="throughput")
     try:
         yield
     finally:
+        throughput.cancel()
         await shut_down(app)
 
 
