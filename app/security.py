@@ -49,6 +49,8 @@ SECURITY_HEADERS: tuple[tuple[str, str], ...] = (
     ("cross-origin-resource-policy", "same-origin"),
     ("x-frame-options", "DENY"),
 )
+# Asked for every few seconds, or many at a time: lines about them only hide the others.
+QUIET_PATHS = ("/healthz", "/health", "/readyz", "/metrics", "/static/")
 
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -217,11 +219,13 @@ class Boundary:
         finally:
             if self.log_requests:
                 seconds = time.monotonic() - started_at
+                path = scope["path"].removeprefix(self.root_path)
                 shown = status or "left"  # the client went before there was an answer
                 request_id = " ".join(filter(None, (state.get("answer_id"), given if is_given else None)))
-                request_logger.info(
+                request_logger.log(
+                    logging.DEBUG if path.startswith(QUIET_PATHS) else logging.INFO,
                     "%s %s %s %.3f s %s",
-                    scope["method"], scope["path"], shown, seconds, request_id or state["request_id"],
+                    scope["method"], path, shown, seconds, request_id or state["request_id"],
                 )  # fmt: skip
 
     def _set_root_path(self, scope: Scope) -> None:

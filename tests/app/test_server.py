@@ -23,6 +23,7 @@ from app.settings import Settings
 from engine.core.batch import Batch
 from engine.errors import StartupError
 from tests.helpers.engines import make_async_engine
+from tests.helpers.fake_runner import FakeRunner
 from tests.helpers.live_app import serve as serve_fake
 
 ROOT = Path(__file__).parents[2]
@@ -189,6 +190,30 @@ def test_a_stream_whose_engine_dies_ends_with_the_error(caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_fails_is_an_error_of_its_own(stream: bool) -> None:
+    runners: list[FakeRunner] = []
+
+    def fail_what_is_new(batch: Batch) -> None:
+        for new in batch.new:
+            if new.num_prompt_tokens == 13:
+                runners[0].fail_next[new.seq_id] = "logits are not finite"
+
+    with serve_fake(before_step=fail_what_is_new) as live, httpx.Client(base_url=live.address) as client:
+        runners.append(live.engine._engine._runner)  # type: ignore[arg-type]
+        answer = client.post("/v1/completions", json={"prompt": "x" * 13, "stream": stream})
+        if stream:
+            event, done = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+            assert (answer.status_code, done) == (200, "[DONE]")
+            error = json.loads(event)["error"]
+        else:
+            assert answer.status_code == 500
+            error = answer.json()["error"]
+        assert error["code"] == "generation_failed"
+        assert "logits are not finite" in error["message"]
+        assert client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_a_request_that_times_out_is_an_answer_with_what_there_is(stream: bool) -> None:
     with serve_fake() as live, httpx.Client(base_url=live.address) as client:
         client.post("/admin/api/engine/pause", json={"reason": "so that it must wait"}).raise_for_status()
@@ -230,6 +255,7 @@ import sys, threading, time
 from app import server
 from app.factory import create_app
 from tests.helpers.engines import make_async_engine
+from tests.helpers.fake_runner import FakeRunner
 
 def before_step(batch):
     if batch.step == int(sys.argv[2]):

@@ -268,10 +268,21 @@ def test_one_line_per_request_without_query_or_text(caplog: pytest.LogCaptureFix
     assert "private" not in caplog.text
 
 
+def test_health_checks_and_files_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with running_app(Settings(root_path="/deck")) as app:
+            for path in ("/healthz", "/readyz", "/deck/metrics", "/static/css/base.css"):
+                assert (await request(app, "GET", path)).status == 200
+
+    with caplog.at_level("INFO", "app.requests"):
+        asyncio.run(scenario())
+    assert not [record for record in caplog.records if record.name == "app.requests"]
+
+
 def test_no_line_when_told_so(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with running_app(Settings(disable_log_requests=True)) as app:
-            await request(app, "GET", "/healthz")
+            await request(app, "GET", "/v1/models")
 
     with caplog.at_level("INFO", "app.requests"):
         asyncio.run(scenario())
