@@ -27,7 +27,7 @@ def test_auto_takes_the_best_that_runs_on_the_device(monkeypatch: pytest.MonkeyP
     broken = tuple(replace(e, why_not=lambda: "needs AVX-512") if e.name == "cpu" else e for e in IMPLEMENTATIONS)
     monkeypatch.setattr(registry, "IMPLEMENTATIONS", broken)
     assert select("paged_decode").name == "reference"
-    with pytest.raises(KernelError, match="'cpu' of paged_decode can run on cpu .*needs AVX-512"):
+    with pytest.raises(KernelError, match=r"'cpu' of paged_decode can run on cpu .*needs AVX-512"):
         select("paged_decode", requested="cpu")
 
 
