@@ -1,4 +1,4 @@
-"""The real server in a process of its own, and a real Chromium.
+"""The real server in a process of its own, a server that says what a test needs said, and a real Chromium.
 
 `start_server(*flags)` starts one more server; `live_server` is the one most tests share. `browser_page` is a page in a
 fresh profile (own localStorage, own shared worker); what it asks of any other host is refused and noted.
@@ -7,7 +7,7 @@ fresh profile (own localStorage, own shared worker); what it asks of any other h
 from __future__ import annotations
 
 import os
-import shutil
+import re
 import signal
 import socket
 import subprocess
@@ -15,11 +15,15 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, Playwright, Route, sync_playwright
+
+from tests.e2e.parrot import Parrot, ParrotServer
+from tests.helpers.live_app import serve
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 READY_POLLS = 600
@@ -119,6 +123,27 @@ def live_server(start_server: StartServer) -> LiveServer:
     return start_server()
 
 
+@pytest.fixture
+def start_parrot() -> Iterator[Callable[..., ParrotServer]]:
+    """Factory: the whole server on an engine that says what it is told; options as of `make_engine`."""
+    with ExitStack() as stack:
+
+        def start(**engine_options: object) -> ParrotServer:
+            parrot = Parrot()
+            options = {"num_blocks": 512, **engine_options}
+            app = stack.enter_context(serve(choose=parrot.choose, before_step=parrot.before_step, **options))
+            stack.callback(parrot.go_on)  # before the server is told to end
+            return ParrotServer(app.address, parrot, app)
+
+        yield start
+
+
+@pytest.fixture
+def parrot_server(start_parrot: Callable[..., ParrotServer]) -> ParrotServer:
+    """One of those, with room for everything."""
+    return start_parrot()
+
+
 @pytest.fixture(scope="session")
 def playwright_driver() -> Iterator[Playwright]:
     """Playwright itself."""
@@ -127,12 +152,9 @@ def playwright_driver() -> Iterator[Playwright]:
 
 
 @pytest.fixture(scope="session")
-def chromium(playwright_driver: Playwright) -> Iterator[Browser]:
+def chromium(playwright_driver: Playwright, chromium_path: str) -> Iterator[Browser]:
     """One Chromium for the session."""
-    executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if executable is None:
-        pytest.skip("no Chromium on this machine: `make browser` installs it")
-    browser = playwright_driver.chromium.launch(executable_path=executable, args=list(CHROMIUM_ARGS))
+    browser = playwright_driver.chromium.launch(executable_path=chromium_path, args=list(CHROMIUM_ARGS))
     yield browser
     browser.close()
 
@@ -160,19 +182,15 @@ def visit(browser_context: BrowserContext) -> Visit:
     """What every page of the context asked of other hosts, and its errors."""
     seen = Visit()
 
-    def guard(route: Route) -> None:
-        address = route.request.url
-        if address.startswith(("http://127.0.0.1:", "http://localhost:", "data:", "blob:")):
-            route.continue_()
-        else:
-            seen.outside_requests.append(address)
-            route.abort()
+    def refuse(route: Route) -> None:
+        seen.outside_requests.append(route.request.url)
+        route.abort()
 
     def watch(page: Page) -> None:
         page.on("pageerror", lambda error: seen.page_errors.append(str(error)))
         page.on("console", lambda m: seen.console_errors.append(m.text) if m.type == "error" else None)
 
-    browser_context.route("**/*", guard)
+    browser_context.route(re.compile(r"^(?!(https?://(127\.0\.0\.1|localhost)[:/]|data:|blob:|about:))"), refuse)
     browser_context.on("page", watch)
     return seen
 

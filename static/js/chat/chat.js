@@ -1,6 +1,6 @@
 // The chat page: joins the conversations, the answers being written, the transcript, the composer and the settings.
 
-import { api, copyText, el, page, plural, setText, toast } from "../page.js";
+import { api, copyText, el, page, plural, randomId, setText, toast } from "../page.js";
 import { showState } from "../state-chip.js";
 import { Composer } from "./composer.js";
 import { curlCommand } from "./curl.js";
@@ -29,7 +29,7 @@ const composer = new Composer({
   input: byId("draft"),
   button: byId("send"),
   counter: byId("counter"),
-  onSend: send,
+  onSend: (text) => send(text),
   onStop: stop,
   messages: draftMessages,
   onCount: showOverflow,
@@ -117,13 +117,13 @@ function ensureConversation() {
   return current;
 }
 
-function send(text) {
+function send(text, id = randomId(8)) {
   composer.text = "";
   saveDraft();
   const conversation = ensureConversation();
   let node = null;
   current = store.update(conversation.id, (c) => {
-    node = addNode(c, path(c).at(-1)?.id ?? null, { role: "user", content: text });
+    node = addNode(c, path(c).at(-1)?.id ?? null, { id, role: "user", content: text });
     c.updated_at = Date.now();
   });
   syncTitle(current);
@@ -156,20 +156,21 @@ function showOverflow({ numTokens, maxContext, isTooLong }) {
   note.hidden = !isTooLong || isSaid;
   if (note.hidden) return;
   const over = numTokens - maxContext + 1;
-  setText(byId("overflow-text"), `This conversation is ${plural(over, "token")} too long for the context of ${plural(maxContext, "token")}, so the engine can’t take it.`);
+  const canTrim = current && path(current).length > 0;
+  document.querySelector("[data-action=trim-send]").hidden = !canTrim;
+  setText(byId("overflow-text"), `This ${canTrim ? "conversation" : "message"} is ${plural(over, "token")} too long for the context of ${plural(maxContext, "token")}, so the engine can’t take it.`);
   setText(byId("overflow-button"), draft ? "Trim the oldest turns and send" : "Trim the oldest turns");
 }
 
-/** Where to cut so that the messages up to `leafId`, with `draft`, fit: the id of the first message still sent, or null. */
-async function findCut(leafId, draft) {
-  const nodes = path(current);
-  const end = leafId ? nodes.findIndex((node) => node.id === leafId) + 1 : nodes.length;
-  const extra = draft ? [{ role: "user", content: draft }] : [];
+/** Where to cut so that the messages up to `leafId` fit: the id of the first message still sent, or null if none does. */
+async function findCut(conversation, leafId) {
+  const nodes = path(conversation);
+  const end = nodes.findIndex((node) => node.id === leafId) + 1;
   const starts = nodes.slice(0, end).filter((node) => node.role === "user").map((node) => node.id);
-  const room = Math.max(1, Math.min(settings.value().params.max_tokens ?? 256, 256));
+  const room = Math.max(1, Math.min(settings.value().params.max_tokens ?? 256, 256)); // for the answer
   const fits = async (start) => {
-    const messages = messagesFor({ ...current, trim_before: start }, leafId);
-    const answer = await api("POST", "/chat/api/tokenize", { messages: [...messages, ...extra] });
+    const messages = messagesFor({ ...conversation, trim_before: start }, leafId);
+    const answer = await api("POST", "/chat/api/tokenize", { messages });
     return answer.num_prompt_tokens + room <= answer.max_context;
   };
   // The later the cut the shorter the text, so halving finds the first cut that fits.
@@ -184,18 +185,20 @@ async function findCut(leafId, draft) {
 }
 
 async function trimAndSend() {
+  if (!current || generations.isRunning(current.id)) return;
   const draft = composer.text.trim();
-  const nodes = current ? path(current) : [];
-  const last = nodes.at(-1);
-  const leafId = draft ? undefined : last?.role === "assistant" ? last.parent : last?.id;
+  const trial = structuredClone(current);
+  const last = path(trial).at(-1);
+  const question = draft ? addNode(trial, last?.id ?? null, { role: "user", content: draft }) : null;
+  const leafId = question?.id ?? (last?.role === "assistant" ? last.parent : last?.id);
   try {
-    const cut = current ? await findCut(leafId, draft) : null;
+    const cut = await findCut(trial, leafId);
     if (!cut) {
       toast("Even the last message alone is too long for the context. Shorten it, or the system prompt.", { error: true });
       return;
     }
     current = store.update(current.id, (c) => (c.trim_before = cut)) ?? current;
-    if (draft) send(draft);
+    if (question) send(draft, question.id);
     else if (last?.role === "assistant" && last.error) generations.begin(current.id, last.parent);
     else reread();
     composer.countSoon();

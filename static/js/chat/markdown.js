@@ -150,6 +150,15 @@ function isClosedFence(block, lines) {
   return last.startsWith(token.markup) && last.replaceAll(token.markup[0], "") === "";
 }
 
+/** Whether nothing that comes can change `block`; the line numbered `unfinished` may still grow into something else. */
+function isFinal(block, next, lines, unfinished) {
+  if (next && next.start < unfinished) return true;
+  if (block.end > unfinished) return false;
+  const { type } = block.tokens[0];
+  const isBlankBelow = block.end < unfinished && lines[block.end].trim() === "";
+  return isClosedFence(block, lines) || ((type === "paragraph_open" || type === "heading_open" || type === "table_open") && isBlankBelow);
+}
+
 /**
  * An answer that grows, in `root`. Finished blocks are rendered once and never touched again, so that selections and
  * buttons in them stay; only the last block is rendered anew. The code of an open fence grows as one text node.
@@ -163,7 +172,7 @@ export class MarkdownView {
   reset() {
     this.source = "";
     this.frozen = 0; // characters of the source that are in finished blocks
-    this.env = {};
+    this.references = {}; // link targets defined in finished blocks
     this.tail = []; // nodes of the last block
     this.openCode = null; // the text node of an open fence
     this.root.replaceChildren();
@@ -181,14 +190,12 @@ export class MarkdownView {
     const starts = lineStarts(text);
     const unfinished = starts.length - 1; // the last line may still grow and change what it is
     const lines = text.split("\n");
-    const blocks = topBlocks(md.parse(text, this.env));
+    // Definitions in the last lines may be half there: they hold for this drawing only.
+    const env = { references: { ...this.references } };
+    const blocks = topBlocks(md.parse(text, env));
     let numFrozen = 0;
     if (isDone) numFrozen = blocks.length;
-    else {
-      while (numFrozen + 1 < blocks.length && blocks[numFrozen + 1].start < unfinished) numFrozen += 1;
-      const next = blocks[numFrozen];
-      if (next && numFrozen + 1 === blocks.length && next.end <= unfinished && isClosedFence(next, lines)) numFrozen += 1;
-    }
+    else while (numFrozen < blocks.length && isFinal(blocks[numFrozen], blocks[numFrozen + 1], lines, unfinished)) numFrozen += 1;
 
     const rest = blocks.slice(numFrozen);
     const isOpenFence = rest.length === 1 && rest[0].tokens[0].type === "fence" && rest[0].start < unfinished;
@@ -198,11 +205,17 @@ export class MarkdownView {
     }
 
     this.dropTail();
-    for (const block of blocks.slice(0, numFrozen)) this.freeze(block);
-    if (numFrozen > 0) this.frozen += rest.length ? starts[rest[0].start] : (starts[blocks.at(-1).end] ?? text.length);
+    for (const block of blocks.slice(0, numFrozen)) this.freeze(block, env);
+    if (numFrozen > 0) {
+      const length = rest.length ? starts[rest[0].start] : (starts[blocks.at(-1).end] ?? text.length);
+      const finished = { references: this.references };
+      md.parse(text.slice(0, length), finished);
+      this.references = finished.references;
+      this.frozen += length;
+    }
     if (isOpenFence) this.openFence(rest[0].tokens[0]);
     else if (rest.length) {
-      const fragment = render(rest.flatMap((block) => block.tokens), this.env);
+      const fragment = render(rest.flatMap((block) => block.tokens), env);
       this.tail = [...fragment.childNodes];
       this.root.append(fragment);
     }
@@ -214,8 +227,8 @@ export class MarkdownView {
     this.openCode = null;
   }
 
-  freeze(block) {
-    const fragment = render(block.tokens, this.env);
+  freeze(block, env) {
+    const fragment = render(block.tokens, env);
     const nodes = [...fragment.children];
     this.root.append(fragment);
     for (const node of nodes) highlight(node);
