@@ -30,8 +30,8 @@ async def read_all(stream: RequestStream) -> str:
 
 
 async def follow(client: AsgiStream, mirror: Mirror, seq: int) -> None:
-    """Feed `mirror` until it is at `seq`."""
-    while mirror.scalars.get("seq", 0) < seq:
+    """Feed `mirror` until it has a keyframe and is at `seq`."""
+    while mirror.scalars.get("seq", -1) < seq:
         mirror.feed(*await client.next())
 
 
@@ -42,6 +42,10 @@ def test_a_copy_equals_the_engine_s_state_after_a_burst_with_preemptions() -> No
             assert client.status == 200
             assert client.headers["content-type"].startswith("text/event-stream")
             assert client.headers["cache-control"] == "no-store"
+            ctx_of(app).console.publisher._max_backlog_bytes = (
+                2**30
+            )  # every event is to come, however slow this machine
+            await follow(client, mirror, 0)
             requests = [make_request(f"r-{i}", 40, max_tokens=60) for i in range(12)]
             streams = [await engine.submit(request) for request in requests]
             await asyncio.gather(*(read_all(stream) for stream in streams))
