@@ -160,7 +160,9 @@ export class LimitsForm {
   take(limits, version) {
     if (!limits || version === null || version < this.version) return;
     const changes = this.rows.filter((row) => row.name in limits && limits[row.name] !== row.current);
-    if (version > this.version && changes.length && this.staged.length && !this.isApplying) this.#tellConflict(changes, limits, version);
+    if (version > this.version && changes.length && this.staged.length && !this.isApplying) {
+      this.#tellConflict(changes.map((row) => ({ row, from: row.current, to: limits[row.name] })), version);
+    }
     for (const row of this.rows) if (row.name in limits) row.take(limits[row.name]);
     this.version = version;
     setText(byId("limits-version"), String(version));
@@ -168,12 +170,17 @@ export class LimitsForm {
     this.changed();
   }
 
-  #tellConflict(changes, limits, version) {
-    const parts = changes.map((row) => `${row.name} ${valueText(row.current, row.kind)} → ${valueText(limits[row.name], row.kind)}`);
+  #tellConflict(changes, version) {
+    const parts = changes.map(({ row, from, to }) => `${row.name} ${valueText(from, row.kind)} → ${valueText(to, row.kind)}`);
     const note = byId("conflict");
     note.replaceChildren(
       icon("alert"),
-      el("span", {}, el("strong", {}, "Someone else changed the limits while you were editing: "), `${parts.join(", ")} (version ${version}). Your edits are kept; review them again.`),
+      el(
+        "span",
+        {},
+        el("strong", {}, "Someone else changed the limits while you were editing: "),
+        `${parts.join(", ") || "and changed them back"} (version ${version}). Your edits are kept; review them again.`,
+      ),
     );
     note.hidden = false;
   }
@@ -210,7 +217,11 @@ export class LimitsForm {
       first.field.focus();
       return;
     }
-    this.reviewed = { version: this.version, changes: Object.fromEntries(staged.map((row) => [row.name, row.parsed.value])) };
+    this.reviewed = {
+      version: this.version,
+      limits: Object.fromEntries(this.rows.map((row) => [row.name, row.current])),
+      changes: Object.fromEntries(staged.map((row) => [row.name, row.parsed.value])),
+    };
     setText(byId("review-version"), String(this.version));
     const state = this.hooks.state();
     this.dialog.querySelector("tbody").replaceChildren(...staged.map((row) => el(
@@ -228,27 +239,23 @@ export class LimitsForm {
   }
 
   async apply() {
-    const { version, changes } = this.reviewed;
-    const before = Object.fromEntries(this.rows.filter((row) => row.name in changes).map((row) => [row.name, row.current]));
+    const { version, changes, limits } = this.reviewed;
+    const before = Object.fromEntries(Object.keys(changes).map((name) => [name, limits[name]]));
     byId("apply").disabled = true;
-    try {
-      const applied = await this.#patch(changes, version);
-      this.dialog.close();
-      if (applied) {
-        this.undoable = { changes: before, version: applied.version };
-        this.#settle(applied, changes, "Applied");
-      }
-    } finally {
-      byId("apply").disabled = false;
-    }
+    const answer = await this.#patch(changes, version);
+    byId("apply").disabled = false;
+    this.dialog.close(); // before what comes: closing gives the focus back to where it was
+    if (!this.#isApplied(answer)) return;
+    this.undoable = { changes: before, version: answer.version };
+    this.#settle(answer, changes, "Applied");
   }
 
   async undo() {
     if (!this.undoable) return;
     const { changes, version } = this.undoable;
-    const applied = await this.#patch(changes, version);
     this.undoable = null;
-    if (applied) this.#settle(applied, changes, "Undone");
+    const answer = await this.#patch(changes, version);
+    if (this.#isApplied(answer)) this.#settle(answer, changes, "Undone");
     this.changed();
   }
 
@@ -263,47 +270,45 @@ export class LimitsForm {
     this.hooks.onApplied();
   }
 
-  /** @returns {Promise<{limits: object, version: number}|null>}  null: it was refused and the page says why */
+  /** @returns {Promise<{limits: object, version: number}|{status: number, error: object}>} */
   async #patch(changes, version) {
-    let response;
-    let body;
     try {
-      response = await fetch(url("/admin/api/limits"), {
+      const response = await fetch(url("/admin/api/limits"), {
         method: "PATCH",
         headers: { "Content-Type": "application/json", "If-Match": `"${version}"` },
         body: JSON.stringify(changes),
       });
-      body = await response.json();
-    } catch (error) {
-      this.#tellFailure(`The server could not be reached: ${error.message}. Nothing was applied; your edits are kept.`);
-      return null;
-    }
-    if (response.ok) {
+      const body = await response.json();
+      if (!response.ok) return { status: response.status, error: body.error ?? { message: response.statusText } };
       const tag = /"(\d+)"/.exec(response.headers.get("ETag") ?? "");
-      byId("conflict").hidden = true;
       return { limits: body, version: tag ? Number(tag[1]) : version + 1 };
+    } catch (error) {
+      return { status: 0, error: { message: `The server could not be reached: ${error.message}` } };
     }
-    this.#refused(response.status, body.error ?? { message: response.statusText });
-    return null;
   }
 
-  #refused(status, error) {
-    if (status === 412) {
-      const limits = error.current ?? error.limits;
-      const changes = limits ? this.rows.filter((row) => row.name in limits && limits[row.name] !== row.current) : [];
-      if (changes.length) {
-        this.#tellConflict(changes, limits, error.version);
-        this.isApplying = true;
-        this.take(limits, error.version);
-        this.isApplying = false;
-      } else this.#tellFailure(`${error.message}. Your edits are kept; review them again.`);
-      return;
+  /** Whether a PATCH was applied; if it was not, the page says why. */
+  #isApplied({ status, error }) {
+    if (!error) {
+      byId("conflict").hidden = true;
+      return true;
     }
     const row = this.rows.find((each) => each.name === error.param);
-    if (row) {
+    if (status === 412 && error.current) this.#tellStale(error);
+    else if (row) {
       row.showProblem(error.message);
       row.field.focus();
     } else this.#tellFailure(`${error.message}. Nothing was applied; your edits are kept.`);
+    return false;
+  }
+
+  #tellStale({ current, version }) {
+    const seen = this.reviewed?.limits ?? {};
+    const changes = this.rows.filter((row) => row.name in current && current[row.name] !== seen[row.name]);
+    this.#tellConflict(changes.map((row) => ({ row, from: seen[row.name], to: current[row.name] })), version);
+    this.isApplying = true;
+    this.take(current, version);
+    this.isApplying = false;
   }
 
   #tellFailure(text) {

@@ -85,8 +85,10 @@ export class EngineControls {
 
 /** The button that freezes only this page, with the steps it has missed. */
 export class ViewPause {
-  constructor(button, note) {
+  /** `onToggle` draws once more: everything on the page must be of the same step when it freezes. */
+  constructor(button, note, onToggle) {
     this.button = button;
+    this.onToggle = onToggle;
     this.label = button.querySelector("span");
     this.note = note;
     button.addEventListener("click", () => this.toggle());
@@ -96,6 +98,7 @@ export class ViewPause {
     if (engineStream.isViewPaused) engineStream.resumeView();
     else engineStream.pauseView();
     this.refresh();
+    this.onToggle();
   }
 
   refresh() {

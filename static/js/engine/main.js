@@ -38,7 +38,10 @@ class EnginePage {
     this.charts = new Charts(byId("strip"), this.view);
     this.counters = new CounterStrip(byId("counters"));
     this.controls = new EngineControls(byId("engine-controls"));
-    this.viewPause = new ViewPause(byId("view-pause"), byId("frozen-note"));
+    this.viewPause = new ViewPause(byId("view-pause"), byId("frozen-note"), () => {
+      this.refresh();
+      this.charts.refresh();
+    });
     this.legend = Object.fromEntries([...document.querySelectorAll("[data-legend]")].map((e) => [e.dataset.legend, e]));
     this.selected = null;
     this.filter = parseFilter("");
