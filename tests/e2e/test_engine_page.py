@@ -303,6 +303,122 @@ def test_a_read_only_role_sees_everything_and_can_do_nothing(browser_page: Page)
         expect(browser_page.locator("[data-action=drain]")).to_have_attribute("aria-disabled", "true")
 
 
+def test_every_block_has_one_place_inside_the_map_whatever_its_size(page: Page) -> None:
+    problems = page.evaluate(
+        """async () => {
+          const { physicalLayout, groupedLayout } = await import('/static/js/engine/map-layout.js');
+          const problems = [];
+          const check = (what, layout, n, width, height) => {
+            const places = new Set(layout.place);
+            if (places.size !== n || places.has(-1)) problems.push(`${what}: ${places.size} places`);
+            if (layout.place.some((position, b) => layout.order[position] !== b)) problems.push(`${what}: misplaced`);
+            const right = layout.left + layout.cols * layout.cell;
+            const bottom = layout.rows * layout.tall;
+            if (right > width || bottom > height) problems.push(`${what}: ${right} x ${bottom}`);
+          };
+          for (const n of [1, 63, 64, 100, 2048, 50000]) {
+            for (const [width, height, dpr] of [[745, 470, 1], [1490, 940, 2], [340, 300, 3]]) {
+              const what = `${n} blocks in ${width} x ${height} at ${dpr}`;
+              check(`physical, ${what}`, physicalLayout(n, width, height, dpr), n, width, height);
+              const half = n >> 1;
+              const groups = [
+                { name: 'a', id: 'a', blocks: Array.from({ length: half }, (_, i) => n - 1 - i) },
+                { name: 'free', id: null, blocks: Array.from({ length: n - half }, (_, i) => i) },
+              ];
+              check(`grouped, ${what}`, groupedLayout(n, groups, width, height, dpr, Infinity), n, width, height);
+            }
+          }
+          return problems;
+        }"""
+    )
+    assert problems == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", ["a", "b", "c"]),
+        ("state:waiting", ["b"]),
+        ("state:running prompt>512", ["a"]),
+        ("preempted", ["b"]),
+        ("-preempted source:v1", ["a"]),
+        ("output<=3", ["b", "c"]),
+        ("age>60", ["c"]),
+        ("C", ["c"]),
+        ("preemptions=2 shared", ["b"]),
+    ],
+)
+def test_filter_terms_must_all_hold(page: Page, text: str, expected: list[str]) -> None:
+    rows = [
+        {"id": "a", "status": "RUNNING", "source": "v1", "num_prompt_tokens": 600, "num_output_tokens": 9,
+         "num_preemptions": 0, "num_shared_blocks": 0, "arrival_unix": 1000},
+        {"id": "b", "status": "WAITING", "source": "v1", "num_prompt_tokens": 600, "num_output_tokens": 3,
+         "num_preemptions": 2, "num_shared_blocks": 1, "arrival_unix": 1000},
+        {"id": "c", "status": "RUNNING", "source": "chat", "num_prompt_tokens": 10, "num_output_tokens": 0,
+         "num_preemptions": 0, "num_shared_blocks": 0, "arrival_unix": 900},
+    ]  # fmt: skip
+    kept = page.evaluate(
+        """async ([text, rows]) => {
+          const { parseFilter } = await import('/static/js/engine/filter.js');
+          const { error, matches } = parseFilter(text);
+          return error ?? rows.filter((row) => matches(row, 1010)).map((row) => row.id);
+        }""",
+        [text, rows],
+    )
+    assert kept == expected
+
+
+@pytest.mark.parametrize(
+    ("why", "sentence"),
+    [
+        (("blocks", 9, 5, 1, None), "needs 9 blocks, 4 available above the watermark of 1; 5 more would admit it"),
+        (("blocks", 2, 1, 0, None), "needs 2 blocks, 1 available; 1 more would admit it"),
+        (("slots", 1, 0, 0, None), "max_num_seqs: 2 of 2 slots taken"),
+        (("token_budget", 40, 8, 0, None), "needs 40 tokens, 8 left in this step's budget of 2,048"),
+        (("behind", None, None, None, "r-71"), "behind r-71"),
+        (("paused", 0, 0, 0, None), "engine paused"),
+    ],
+)
+def test_reasons_for_waiting_carry_the_numbers_of_the_test_that_failed(
+    page: Page, why: tuple[object, ...], sentence: str
+) -> None:
+    names = ("constraint", "needed", "available", "watermark", "behind")
+    text = page.evaluate(
+        """async (why) => {
+          const { whyText } = await import('/static/js/engine/why.js');
+          const limits = { max_num_seqs: 2, max_num_batched_tokens: 2048 };
+          return whyText(why, { limits, numRunning: 2, paused: false }).text;
+        }""",
+        dict(zip(names, why, strict=True)),
+    )
+    assert text == sentence
+
+
+def test_events_stand_still_under_the_pointer_and_catch_up_when_it_leaves(
+    page: Page, console: Console, traffic: Load
+) -> None:
+    traffic.start(1, max_tokens=3)
+    expect(page.locator("#feed li").first).to_be_visible()
+    traffic.join()
+    page.locator(".feed-scroll").hover()
+    first = page.locator("#feed li").first.inner_text()
+    traffic.start(2, max_tokens=3)
+    expect(page.locator(".feed-more")).to_have_text(re.compile(r"^\d+ new$"))
+    assert page.locator("#feed li").first.inner_text() == first
+    page.locator("#filter").hover()
+    expect(page.locator(".feed-more")).to_be_hidden()
+    assert page.locator("#feed li").first.inner_text() != first
+
+
+def test_page_is_usable_at_phone_width_without_scrolling_sideways(page: Page, traffic: Load) -> None:
+    page.set_viewport_size({"width": 375, "height": 812})
+    traffic.start(10, max_tokens=600)
+    until_running(page, 2)
+    expect(page.locator("#waiting tbody tr").first).to_be_visible()
+    assert page.evaluate("document.querySelector('main').scrollWidth") <= 375
+    assert page.locator("#running tbody tr").first.locator("button.abort").bounding_box()["x"] < 375 - 24  # type: ignore[index]
+
+
 @pytest.mark.model
 def test_eight_requests_at_once_in_sixty_four_blocks_of_the_real_model(
     start_server: Callable[..., Any], browser_page: Page, browser_context: BrowserContext

@@ -149,7 +149,7 @@ export class Charts {
           values: (_, at) => at.map((v) => (Number.isInteger(v) && v >= 0 ? integer(v) : "")), space: 90,
         },
         {
-          stroke: palette.muted, font, size: 34, gap: 3, ticks: { show: false }, space: 26,
+          stroke: palette.muted, font, size: 34, gap: 3, ticks: { show: false }, space: 16,
           grid: { stroke: palette.line, width: 1 }, values: (_, at) => at.map(compact),
         },
       ],

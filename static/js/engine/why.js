@@ -38,6 +38,8 @@ function sentence(why, { limits, numRunning }) {
       return "the last step preempted: no admission in the same step";
     case "paused":
       return "engine paused";
+    case "behind":
+      return "behind others";
     default:
       return `${why.constraint}: needs ${integer(why.needed)}, ${integer(why.available)} available`;
   }
