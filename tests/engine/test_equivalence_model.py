@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,6 +15,7 @@ from engine.config import EngineConfig
 from engine.core.limits import Limits
 from engine.engine import Engine
 from tests.helpers.engines import Recorder, make_request
+from tests.helpers.oracle import load_oracle
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
@@ -65,17 +65,12 @@ def alone(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
     return tokens
 
 
-@pytest.fixture(scope="module")
-def oracle(model_file: Path) -> Any:
+def test_alone_it_says_what_transformers_says(
+    model_file: Path, prompts: list[list[int]], alone: list[list[int]]
+) -> None:
     import torch
-    from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(str(model_file.parent), gguf_file=model_file.name, dtype=torch.float32)
-    return model.eval()
-
-
-def test_alone_it_says_what_transformers_says(oracle: Any, prompts: list[list[int]], alone: list[list[int]]) -> None:
-    import torch
+    oracle = load_oracle(model_file)
 
     for prompt, tokens in zip(prompts, alone, strict=True):
         with torch.no_grad():
