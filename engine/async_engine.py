@@ -1,6 +1,6 @@
 """The engine on a thread of its own: one writer, one inbox, one hop out per step.
 
-The event loop puts commands into a bounded inbox. The engine thread applies them between two steps, runs steps while
+The event loop puts commands into the inbox (requests up to a bound). The engine thread applies them between two steps, runs steps while
 there is work, and hands everything that happened back in one `call_soon_threadsafe`. On the loop the records are
 folded into `state`, kept in `trace`, shown to the listeners, and the deltas routed to the requests' streams. So the
 loop reads `state` and `trace` without locks, and the engine thread never waits for a reader.
@@ -31,7 +31,7 @@ logger = logging.getLogger("pagedeck.engine")
 T = TypeVar("T")
 Listener = Callable[[Sequence[Record]], None]
 
-INBOX_SIZE = 8192
+MAX_SUBMITS_IN_INBOX = 8192  # of requests; aborts and admin commands always get in
 MAX_COMMANDS_PER_DRAIN = 1024
 
 
@@ -105,7 +105,7 @@ class AsyncEngine:
         self.is_ready = False
         self._engine = engine
         self._stuck_after_s = stuck_after_s
-        self._inbox: queue.Queue[_Command | None] = queue.Queue(INBOX_SIZE)
+        self._inbox: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._streams: dict[str, RequestStream] = {}
         self._num_open: dict[str, int] = {}
         self._listeners: list[Listener] = []
@@ -198,6 +198,8 @@ class AsyncEngine:
             except RequestError as error:
                 raise _RefusedError(error, self._engine.reject(request.request_id, error)) from error
 
+        if self._inbox.qsize() >= MAX_SUBMITS_IN_INBOX:
+            raise QueueFullError(self._inbox.qsize(), MAX_SUBMITS_IN_INBOX)
         if request.request_id in self._streams:
             raise RequestError(f"request_id {request.request_id!r} is in use")
         self._streams[request.request_id] = stream
@@ -292,10 +294,7 @@ class AsyncEngine:
             raise EngineDeadError(f"the engine is dead: {self._dead_reason}")
         if self._thread is None or self._is_stopping:
             raise EngineDrainingError("the engine has stopped")
-        try:
-            self._inbox.put_nowait(_Command(call, future))
-        except queue.Full:
-            raise QueueFullError(self.state.num_waiting, self.state.limits.max_num_queued_reqs) from None
+        self._inbox.put(_Command(call, future))
 
     # ---- the engine thread -------------------------------------------------------------------------------------
 
