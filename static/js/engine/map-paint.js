@@ -10,7 +10,7 @@ export const USED = 2;
 export const SHARED = 3;
 
 const GLYPH_CSS = 11; // cells of this edge and more get glyphs
-const TEXT_CSS = 34; // of this one their block id, which makes labels at the side superfluous
+const TEXT_CSS = 31; // of this one, without its gap, their block id, which makes labels at the side superfluous
 const OWNER_CSS = 48; // and of this one the beginning of their owner's id
 
 /** Whether the cells of a layout are large enough for glyphs. */
