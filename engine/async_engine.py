@@ -1,9 +1,9 @@
 """The engine on a thread of its own: one writer, one inbox, one hop out per step.
 
-The event loop puts commands into the inbox (requests up to a bound). The engine thread applies them between two steps, runs steps while
-there is work, and hands everything that happened back in one `call_soon_threadsafe`. On the loop the records are
-folded into `state`, kept in `trace`, shown to the listeners, and the deltas routed to the requests' streams. So the
-loop reads `state` and `trace` without locks, and the engine thread never waits for a reader.
+The event loop puts commands into the inbox (requests up to a bound). The engine thread applies them between two steps,
+runs steps while there is work, and hands everything that happened back in one `call_soon_threadsafe`. On the loop the
+records are folded into `state`, kept in `trace`, shown to the listeners, and the deltas routed to the requests'
+streams. So the loop reads `state` and `trace` without locks, and the engine thread never waits for a reader.
 """
 
 from __future__ import annotations
