@@ -46,7 +46,7 @@ class DecoderWeights:
     embedding: torch.Tensor  # [vocab_size, hidden_size]
     layers: tuple[LayerWeights, ...]
     norm: torch.Tensor  # [hidden_size]
-    head: Linear  # hidden_size -> vocab_size; shares the embedding's memory where they are tied
+    head: Linear  # hidden_size -> vocab_size; where they are tied, the embedding's memory or a packed copy
     rope_divisors: torch.Tensor | None = None  # [head_dim / 2], see `inverse_frequencies`
 
     def tensors(self) -> list[torch.Tensor]:
@@ -56,7 +56,12 @@ class DecoderWeights:
             found += [layer.input_norm, layer.post_attention_norm]
             for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
                 found += [linear.weight] if linear.bias is None else [linear.weight, linear.bias]
-        return list({tensor.data_ptr(): tensor for tensor in found}.values())
+        return list({id(tensor): tensor for tensor in found}.values())
+
+    def num_parameters(self, *, is_tied: bool) -> int:
+        """Parameters of the model; a head that is tied to the embedding is the same ones, packed or not."""
+        total = sum(tensor.numel() for tensor in self.tensors())
+        return total - (self.head.weight.numel() if is_tied and self.head.weight is not self.embedding else 0)
 
 
 class Decoder:

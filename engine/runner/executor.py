@@ -46,7 +46,8 @@ def load_runner(config: EngineConfig) -> ModelRunner:
     model = loaded.config
     dtype, dtype_reason = choose_dtype(config.dtype)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else _named_dtype("--kv-cache-dtype", config.kv_cache_dtype)
-    weights = load_weights(loaded.source, model, dtype)
+    # float32 stays on the plain path, whose results the tests hold against transformers'.
+    weights = load_weights(loaded.source, model, dtype, is_packed=dtype == torch.bfloat16)
     layout = KVLayout(model.num_kv_heads, config.block_size, model.head_dim)
     bytes_per_block = layout.bytes_per_block(model.num_layers, kv_dtype)
     if model.max_exact_len < model.max_position_embeddings:
@@ -70,7 +71,6 @@ def load_runner(config: EngineConfig) -> ModelRunner:
             f"{plan.num_blocks} KV blocks of {bytes_per_block} bytes could not be allocated: {error}"
         ) from error
     backend = AttentionBackend(backend_name, device, kv_pool, model.head_dim**-0.5)
-    tensors = weights.tensors()
     info = ModelInfo(
         name=config.served_model_name or checkpoint.name,
         architecture=model.architecture,
@@ -79,7 +79,7 @@ def load_runner(config: EngineConfig) -> ModelRunner:
         device=device,
         attention_backend=f"{backend_name} ({backend_reason})",
         quantization=loaded.source.quantization(_name_of(dtype)),
-        num_parameters=sum(tensor.numel() for tensor in tensors),
+        num_parameters=weights.num_parameters(is_tied=model.tie_word_embeddings),
         num_layers=model.num_layers,
         num_heads=model.num_heads,
         num_kv_heads=model.num_kv_heads,
@@ -90,7 +90,7 @@ def load_runner(config: EngineConfig) -> ModelRunner:
         block_size=config.block_size,
         num_blocks=plan.num_blocks,
         kv_bytes_per_block=bytes_per_block,
-        weights_bytes=sum(tensor.nbytes for tensor in tensors),
+        weights_bytes=sum(tensor.numel() * tensor.element_size() for tensor in weights.tensors()),
         threads=threads,
     )
     logger.info(
