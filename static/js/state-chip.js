@@ -22,6 +22,8 @@ export function showState({ status, age_ms: ageMs }) {
     chip.dataset.state = status;
     chip.className = `chip ${look}`.trim();
     chip.querySelector("use").setAttribute("href", `#i-${glyph}`);
+    // What was measured last stays to be read, but not as if it were now.
+    chip.closest(".topbar-status")?.classList.toggle("is-late", isLate);
     chip.title = isLate ? "Time since the last frame from the engine" : "";
   }
   setText(chip.querySelector("span"), isLate && ageMs !== null ? `${status} ${Math.round(ageMs / 1000)} s` : status);

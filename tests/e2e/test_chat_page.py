@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import urllib.request
 from collections.abc import Callable
 from typing import Any
@@ -49,6 +50,9 @@ new MutationObserver((records) => {
   }
 }).observe(document, { subtree: true, childList: true, attributes: true });
 """
+
+
+RUNNING_HAS_AN_ID = "() => Object.values(JSON.parse(localStorage['pagedeck.chat.index'])[0].running)[0].length > 0"
 
 
 def ask(page: Page, text: str) -> None:
@@ -140,20 +144,27 @@ def test_stop_frees_the_blocks_within_a_step_and_shows_the_receipt(
     ask(browser_page, "say " + "a long tale " * 100)
     parrot_server.parrot.say(60)
     expect(answers(browser_page).locator(".msg-body")).to_contain_text("a long tale a long tale")
-    before = get_json(f"{parrot_server.base_url}/admin/api/state")
-    assert before["kv"]["used"] + before["kv"]["shared"] > 0
+    during = get_json(f"{parrot_server.base_url}/admin/api/state")
+    assert len(during["running"]) == 1
+    assert during["kv"]["used"] + during["kv"]["shared"] > 0
     browser_page.keyboard.press("Escape")
     expect(browser_page.locator("#send")).to_have_text("Stopping")
     parrot_server.parrot.go_on()
     receipt = answers(browser_page).locator("[data-receipt=stop]")
-    expect(receipt).to_have_text(re.compile(r"^Stopped at step [\d,]+: \d+ blocks? freed, \d+ tokens produced\.$"))
+    said = re.compile(r"^Stopped at step ([\d,]+): (\d+) blocks? freed, (\d+) tokens produced\.$")
+    expect(receipt).to_have_text(said)
     wait_for_end(browser_page)
+    found = said.match(receipt.inner_text())
+    assert found is not None
+    step, num_blocks, num_tokens = (int(number.replace(",", "")) for number in found.groups())
     after = get_json(f"{parrot_server.base_url}/admin/api/state")
     assert after["running"] == []
     assert after["kv"]["used"] + after["kv"]["shared"] == 0
-    assert after["step"] - before["step"] <= 2
-    text = receipt.inner_text()
-    assert f"{answers(browser_page).locator('.stats-line span').first.inner_text()} produced" in text
+    assert after["step"] == step, "the engine went on with it after the receipt"
+    assert num_tokens == after["counters"]["generation_tokens"]
+    # Tokens whose keys and values were computed: the prompt and all of the answer but its last token.
+    assert num_blocks == -(-(after["counters"]["prompt_tokens"] + num_tokens - 1) // 16)
+    expect(answers(browser_page).locator(".stats-line span").first).to_have_text(f"{num_tokens} tokens")
 
 
 def test_a_reload_in_mid_stream_keeps_the_text_goes_on_and_keeps_the_settings(
@@ -191,9 +202,7 @@ def test_a_reload_before_the_first_token_finds_the_answer(parrot_server: ParrotS
     ask(browser_page, "say after all")
     expect(answers(browser_page).locator(".msg-status")).to_be_visible()
     expect(browser_page.locator(".conv-badge-writing")).to_be_visible()
-    browser_page.wait_for_function(
-        "() => Object.values(JSON.parse(localStorage['pagedeck.chat.index'])[0].running)[0].length > 0"
-    )
+    browser_page.wait_for_function(RUNNING_HAS_AN_ID)
     browser_page.reload()
     expect(answers(browser_page)).to_have_attribute("aria-busy", "true")
     parrot_server.parrot.go_on()
@@ -443,6 +452,57 @@ def test_a_preempted_answer_carries_its_receipt_and_is_complete(
     expect(receipt).to_have_text(
         re.compile(r"^Preempted at step [\d,]+ for chat-\w+: \d+ blocks? freed, \d+ tokens to compute again\.$")
     )
+
+
+def test_the_curl_command_asks_v1_for_the_same(
+    parrot_server: ParrotServer, browser_context: BrowserContext, browser_page: Page
+) -> None:
+    browser_context.grant_permissions(["clipboard-read", "clipboard-write"])
+    browser_page.goto(parrot_server.base_url)
+    ask(browser_page, 'say it\'s "quoted" and $HOME')
+    wait_for_end(browser_page)
+    answers(browser_page).locator("[data-action=curl]").click()
+    expect(browser_page.locator(".toast")).to_have_text("curl command copied")
+    words = shlex.split(browser_page.evaluate("() => navigator.clipboard.readText()"))
+    assert words[:3] == ["curl", "-N", f"{parrot_server.base_url}/v1/chat/completions"]
+    body = json.loads(words[words.index("-d") + 1]) | {"stream": False}
+    assert body["temperature"] == 0.6
+    request = urllib.request.Request(
+        words[2], json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
+    )
+    with urllib.request.urlopen(request, timeout=10) as response:
+        answer = json.load(response)
+    assert answer["choices"][0]["message"]["content"] == 'it\'s "quoted" and $HOME'
+
+
+def test_a_question_whose_page_was_closed_while_it_was_sent_finds_its_answer(
+    parrot_server: ParrotServer, browser_page: Page
+) -> None:
+    """The server took it, the page never learned under which id."""
+    parrot_server.parrot.hold()
+    browser_page.goto(parrot_server.base_url)
+    ask(browser_page, "say found")
+    expect(browser_page.locator(".conv-badge-writing")).to_be_visible()
+    browser_page.wait_for_function(RUNNING_HAS_AN_ID)
+    browser_page.goto("about:blank")
+    page = browser_page.context.new_page()
+    page.goto(f"{parrot_server.base_url}/static/icon.svg")
+    page.evaluate(
+        """() => {
+          for (const key of Object.keys(localStorage).filter((key) => key.startsWith("pagedeck.chat."))) {
+            localStorage[key] = localStorage[key]
+              .replace(/"generation_id":"[0-9a-f]+"/, '"generation_id":null')
+              .replace(/("running":{"[0-9a-f]+":)"[0-9a-f]+"/, '$1""');
+          }
+        }"""
+    )
+    page.goto(parrot_server.base_url)
+    page.locator(".conv-open").click()
+    expect(answers(page)).to_have_attribute("aria-busy", "true")
+    parrot_server.parrot.go_on()
+    expect(answers(page).locator(".msg-body")).to_have_text("found")
+    wait_for_end(page)
+    expect(page.locator(".conv-badge-writing")).to_have_count(0)
 
 
 def test_two_tabs_share_one_connection_and_show_the_same_answer(

@@ -306,7 +306,7 @@ generations.addEventListener("begin", ({ detail }) => {
 });
 generations.addEventListener("change", ({ detail }) => {
   if (detail.conversationId !== current?.id) return;
-  transcript.soon();
+  transcript.soon(detail.nodeId);
   showWriting();
 });
 generations.addEventListener("end", ({ detail }) => {
@@ -324,7 +324,6 @@ generations.addEventListener("receipt", ({ detail }) => {
 });
 generations.addEventListener("problem", ({ detail }) => toast(detail, { error: true }));
 generations.addEventListener("connection", ({ detail }) => {
-  transcript.soon();
   // Who may not see the engine sees at least whether the server is there.
   if (page.role === "inference") showState({ status: detail.open ? "LIVE" : "DISCONNECTED", age_ms: null });
 });
@@ -390,7 +389,6 @@ addEventListener("keydown", (event) => {
   if (panels.closeDrawer()) return;
   stop();
 });
-addEventListener("hashchange", () => open(location.hash.slice(1) || null));
 addEventListener("popstate", () => {
   const id = location.hash.slice(1) || null;
   if (id !== (current?.id ?? null)) open(id);

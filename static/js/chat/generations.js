@@ -3,6 +3,7 @@
 
 import { ApiError, api, clientId } from "../page.js";
 import { chatStream } from "../stream.js";
+import { findOrphan, giveUp } from "./orphans.js";
 import { addNode, messagesFor, store } from "./store.js";
 
 const SAVE_MS = 1000;
@@ -20,6 +21,7 @@ export class Generations extends EventTarget {
     this.linkStored();
     store.addEventListener("list", () => this.linkStored());
     setInterval(() => this.save(), SAVE_MS);
+    setInterval(() => giveUp((nodeId) => this.byNode.has(nodeId)), ORPHAN_MS);
     addEventListener("pagehide", () => this.save());
   }
 
@@ -149,7 +151,10 @@ export class Generations extends EventTarget {
       return;
     }
     const link = this.links.get(data.generation_id);
-    if (!link) return;
+    if (!link) {
+      if (event === "snapshot") this.adopt(generation);
+      return;
+    }
     link.isSeen = true;
     if (generation.text !== link.text) {
       link.text = generation.text;
@@ -165,6 +170,18 @@ export class Generations extends EventTarget {
     this.countTokens(link, generation.num_output_tokens ?? 0);
     if (generation.status === "done") this.finish(link, generation);
     else this.tell("change", link);
+  }
+
+  /** Joins an answer to the question of an earlier page that never learned its id. */
+  async adopt(generation) {
+    try {
+      const orphan = await findOrphan(generation, (nodeId) => this.byNode.has(nodeId));
+      if (!orphan) return;
+      const link = this.newLink(orphan.conversationId, orphan.nodeId, null);
+      this.accepted(link, generation);
+    } catch {
+      // The server is away: the next snapshot comes with the next connection.
+    }
   }
 
   /** Tokens are the engine's count; the rate is of this page's clock since it first heard of any. */

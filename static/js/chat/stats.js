@@ -89,7 +89,7 @@ const STATUS = {
 
 /** What an unfinished answer is doing, in words: [text, detail]. */
 export function statusText(link, isConnected) {
-  if (!isConnected && link.generationId) return ["Connection lost", "the engine goes on; the text is fetched when the connection is back"];
+  if (!isConnected && link.generationId) return ["Connection lost", "reconnecting; an answer goes on without this page and is fetched then"];
   if (link.wantsStop) return ["Stopping", null];
   // The receipt is shown by itself, and that it waits is said already: what is left is why.
   const detail = link.detail?.split("; ").at(-1).replace(/^waits: /, "");

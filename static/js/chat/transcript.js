@@ -126,6 +126,7 @@ export class Transcript {
     this.conversation = null;
     this.isFollowing = true;
     this.frame = null;
+    this.changed = new Set(); // ids of messages to draw at the next frame
     scroller.addEventListener("scroll", () => this.onScroll(), { passive: true });
     // Said before the scroll event comes, so that a reader who leaves the end isn't pulled back by the next token.
     scroller.addEventListener("wheel", (event) => {
@@ -147,12 +148,20 @@ export class Transcript {
     this.draw();
   }
 
-  /** Draws at the next frame; as often as it is called, once per frame. */
-  soon() {
+  /** Draws a message that is being written at the next frame; as often as it is called, once per frame. */
+  soon(nodeId) {
+    this.changed.add(nodeId);
     this.frame ??= requestAnimationFrame(() => {
       this.frame = null;
-      this.draw();
+      for (const id of this.changed) this.drawOne(id);
+      this.changed.clear();
+      this.settle();
     });
+  }
+
+  drawOne(id) {
+    const node = this.conversation?.nodes[id];
+    if (node) this.views.get(id)?.update(node, this.conversation, this.generations.live(id), this.generations.isConnected);
   }
 
   draw() {
