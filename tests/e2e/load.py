@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 STEP_S = 0.02
+ANSWER_S = 240  # an upper bound for a busy machine
 
 
 def paced(_batch: object) -> None:
@@ -32,7 +33,7 @@ class Console:
             self.address + path, data, {"Content-Type": "application/json", **names}, method=method
         )
         try:
-            with urllib.request.urlopen(request, timeout=120) as response:
+            with urllib.request.urlopen(request, timeout=ANSWER_S) as response:
                 return response.status, json.loads(response.read() or b"null")
         except urllib.error.HTTPError as error:
             with error:
@@ -91,7 +92,7 @@ class Load:
     def join(self) -> None:
         """Wait for all answers."""
         for thread in self._threads:
-            thread.join(240)
+            thread.join(ANSWER_S + 10)
             assert not thread.is_alive(), f"{thread.name} was never answered"
 
 

@@ -420,6 +420,7 @@ def test_page_is_usable_at_phone_width_without_scrolling_sideways(page: Page, tr
 
 
 @pytest.mark.model
+@pytest.mark.timeout(600)
 def test_eight_requests_at_once_in_sixty_four_blocks_of_the_real_model(
     start_server: Callable[..., Any], browser_page: Page, browser_context: BrowserContext
 ) -> None:
@@ -429,7 +430,7 @@ def test_eight_requests_at_once_in_sixty_four_blocks_of_the_real_model(
     admin = browser_context.new_page()
     admin.goto(f"{server.base_url}/admin")
     with load(console) as traffic:
-        traffic.start(8, prompt_tokens=64, max_tokens=120)
+        traffic.start(8, prompt_tokens=96, max_tokens=64)
         expect(browser_page.locator("#feed li[data-kind=preempted]").first).to_be_visible(timeout=120_000)
         expect(browser_page.locator("#waiting .preempted-mark:visible").first).to_be_visible(timeout=60_000)
         admin.locator("#limit-max_num_seqs").fill("2")
@@ -439,6 +440,7 @@ def test_eight_requests_at_once_in_sixty_four_blocks_of_the_real_model(
         assert console.state()["limits"]["max_num_seqs"] == 2
         first = browser_page.locator("#waiting tbody tr").first
         expect(first).to_contain_text(re.compile(r"max_num_seqs: \d of 2 slots taken"), timeout=60_000)
+        console.set_limits(max_num_seqs=8)
         traffic.join()
         assert [status for status, _ in traffic.answers] == [200] * 8
         counters = console.state()["counters"]
