@@ -22,15 +22,18 @@ class Role(IntEnum):
     OPEN = 0  # no key: health checks, the login form, static files
     INFERENCE = 1  # /v1, tokenize, the chat page and its API
     READ_ONLY = 2  # pages, state, metrics
-    ADMIN = 3  # everything: also limits, pause, aborts, the audit log
+    ADMIN = 3  # everything: also limits, pause, aborts, keys, the audit log
+    ANY = 4  # of a row only: whoever has a key; what is for users of either kind
 
     def may(self, needed: Role) -> bool:
         """Whether a caller of this role may call what needs `needed`; the only comparison of roles there is."""
+        if needed is Role.ANY:
+            return self is not Role.OPEN
         return needed is Role.OPEN or self is Role.ADMIN or self is needed
 
     @property
     def label(self) -> str:
-        """The word of the flags, the JSON and the pages: "none", "inference", "read-only", "admin"."""
+        """The word of the flags, the JSON and the pages: "none", "inference", "read-only", "admin", "any"."""
         return _LABELS[self]
 
     @classmethod
@@ -41,12 +44,18 @@ class Role(IntEnum):
             ValueError: no such role.
         """
         for role, known in _LABELS.items():
-            if known == label.strip().lower().replace("_", "-"):
+            if known == label.strip().lower().replace("_", "-") and role is not Role.ANY:
                 return role
         raise ValueError(f"unknown role {label!r}: one of inference, read-only, admin")
 
 
-_LABELS = {Role.OPEN: "none", Role.INFERENCE: "inference", Role.READ_ONLY: "read-only", Role.ADMIN: "admin"}
+_LABELS = {
+    Role.OPEN: "none",
+    Role.INFERENCE: "inference",
+    Role.READ_ONLY: "read-only",
+    Role.ADMIN: "admin",
+    Role.ANY: "any",
+}
 
 
 @dataclass(frozen=True, slots=True)

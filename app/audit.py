@@ -25,9 +25,12 @@ FILE_NAME = "audit.sqlite3"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS audit (
     id INTEGER PRIMARY KEY, at REAL NOT NULL, role TEXT NOT NULL, action TEXT NOT NULL, detail TEXT NOT NULL,
-    outcome TEXT NOT NULL, step INTEGER NOT NULL
+    outcome TEXT NOT NULL, step INTEGER NOT NULL, key_label TEXT NOT NULL DEFAULT ''
 )
 """
+# Files from before keys had labels.
+_ADD_LABEL = "ALTER TABLE audit ADD COLUMN key_label TEXT NOT NULL DEFAULT ''"
+_COLUMNS = "at, role, action, detail, outcome, step, key_label"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class AuditEntry:
     detail: str  # what exactly, in words
     outcome: str  # "ok", or why not
     step: int  # the last executed step when it was answered
+    key_label: str = ""  # of the caller's key; empty where no key is asked for
 
     @property
     def time_text(self) -> str:
@@ -80,8 +84,9 @@ class AuditLog:
         with database:
             database.execute("PRAGMA journal_mode=WAL")
             database.execute(_SCHEMA)
-        columns = "at, role, action, detail, outcome, step"
-        rows = database.execute(f"SELECT {columns} FROM audit ORDER BY id DESC LIMIT ?", (KEPT_ENTRIES,)).fetchall()
+            if "key_label" not in {column[1] for column in database.execute("PRAGMA table_info(audit)")}:
+                database.execute(_ADD_LABEL)
+        rows = database.execute(f"SELECT {_COLUMNS} FROM audit ORDER BY id DESC LIMIT ?", (KEPT_ENTRIES,)).fetchall()
         self._entries.extend(AuditEntry(*row) for row in reversed(rows))
         self._database = database
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="audit")
@@ -95,9 +100,11 @@ class AuditLog:
         await asyncio.get_running_loop().run_in_executor(worker, database.close)
         worker.shutdown(wait=False)
 
-    async def add(self, role: str, action: str, detail: str, outcome: str, step: int) -> AuditEntry:
+    async def add(
+        self, role: str, action: str, detail: str, outcome: str, step: int, *, key_label: str = ""
+    ) -> AuditEntry:
         """Append an entry; returns when it is on disk, if it is kept there."""
-        entry = AuditEntry(round(self._now(), 3), role, action, detail, outcome, step)
+        entry = AuditEntry(round(self._now(), 3), role, action, detail, outcome, step, key_label)
         self._entries.append(entry)
         if self._worker is not None and self._database is not None:
             loop = asyncio.get_running_loop()
@@ -116,6 +123,4 @@ class AuditLog:
 
 def _insert(database: sqlite3.Connection, entry: AuditEntry) -> None:
     with database:
-        database.execute(
-            "INSERT INTO audit (at, role, action, detail, outcome, step) VALUES (?, ?, ?, ?, ?, ?)", astuple(entry)
-        )
+        database.execute(f"INSERT INTO audit ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)", astuple(entry))

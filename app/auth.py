@@ -1,16 +1,21 @@
 """Who is calling: a key in the Authorization header, or a signed cookie that a login gave out.
 
 On a loopback address without keys everyone is admin. A cookie holds the fingerprint of a key and an expiry, signed
-with a secret derived from the keys: it survives a restart, and is worth nothing once its key is taken away.
+with a secret derived from the keys of the flags: it survives a restart, and is worth nothing once its key is taken
+away. Where no flag gives a key the secret is random and a restart ends the logins: what could be derived from created
+keys is in the store, and whoever reads the store must not be able to write cookies.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
+import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import RedirectResponse, Response
@@ -18,51 +23,61 @@ from starlette.responses import RedirectResponse, Response
 from app.access import Role, RouteRow
 from app.context import context
 from app.errors import ApiError
+from app.keys import Key, KeyRing, fingerprint_of
+from app.login_throttle import LoginThrottle
+from app.sse import ABORT_EXTENSION
 
 COOKIE = "pagedeck_login"
 COOKIE_AGE_S = 7 * 24 * 3600
 
 
+class Caller(NamedTuple):
+    """Who is calling."""
+
+    role: Role
+    key: Key | None  # None: nobody in particular
+
+
+NOBODY = Caller(Role.OPEN, None)
+
+
 class Authenticator:
-    """Keys and their roles. No keys: everyone is admin (the start refuses that on a reachable address).
+    """Finds the key that a caller shows. No keys: everyone is admin (the start refuses that on a reachable address).
 
     Args:
-        keys: (key, role) pairs.
+        keys: all there are, now and later.
         now: seconds since 1970.
     """
 
-    def __init__(self, keys: Iterable[tuple[str, Role]], now: Callable[[], float] = time.time) -> None:
+    def __init__(self, keys: KeyRing, now: Callable[[], float] = time.time) -> None:
+        self.keys = keys
+        self.throttle = LoginThrottle()
         self._now = now
-        self._roles: list[tuple[bytes, Role]] = [(_fingerprint(key), role) for key, role in keys]
-        material = b"".join(fingerprint for fingerprint, _ in self._roles)
+        self._open: dict[str, set[Callable[[], None]]] = {}  # key id -> how to cut each of its connections
+        material = keys.flag_fingerprints
         # scrypt: a stolen cookie must not let weak keys be guessed at speed
         self._secret = (
-            hashlib.scrypt(material, salt=b"pagedeck login cookie 1", n=2**14, r=8, p=1, dklen=32) if material else b""
+            hashlib.scrypt(material, salt=b"pagedeck login cookie 1", n=2**14, r=8, p=1, dklen=32)
+            if material
+            else secrets.token_bytes(32)
         )
 
     @property
     def is_open(self) -> bool:
         """Whether there are no keys."""
-        return not self._roles
+        return self.keys.is_empty
 
-    def role_of_key(self, key: str) -> Role | None:
-        """The role of a key, compared in constant time with every key there is."""
-        return self._role_of_fingerprint(_fingerprint(key))
-
-    def _role_of_fingerprint(self, fingerprint: bytes) -> Role | None:
-        found: Role | None = None
-        for known, role in self._roles:
-            if hmac.compare_digest(known, fingerprint):
-                found = role
-        return found
+    def find(self, key: str) -> Key | None:
+        """The key with this text."""
+        return self.keys.find(fingerprint_of(key))
 
     def issue_cookie(self, key: str) -> str:
         """The value of a login cookie for `key`."""
-        payload = _fingerprint(key) + int(self._now() + COOKIE_AGE_S).to_bytes(8, "big")
+        payload = fingerprint_of(key) + int(self._now() + COOKIE_AGE_S).to_bytes(8, "big")
         return base64.urlsafe_b64encode(payload + self._sign(payload)).decode()
 
-    def role_of_cookie(self, value: str) -> Role | None:
-        """The role a cookie stands for; None for one that is forged, expired or of a key that is gone."""
+    def key_of_cookie(self, value: str) -> Key | None:
+        """The key a cookie stands for; None for one that is forged, expired or of a key that is gone."""
         try:
             data = base64.b64decode(value, altchars=b"-_", validate=True)
         except ValueError:
@@ -72,32 +87,55 @@ class Authenticator:
             return None
         if int.from_bytes(payload[32:], "big") < self._now():
             return None
-        return self._role_of_fingerprint(payload[:32])
+        return self.keys.find(payload[:32])
 
     def _sign(self, payload: bytes) -> bytes:
         return hmac.digest(self._secret, payload, "sha256")
 
-    def role_of(self, connection: HTTPConnection) -> Role:
-        """The caller's role; OPEN for one who shows nothing.
+    def identify(self, connection: HTTPConnection) -> Caller:
+        """The caller; `NOBODY` for one who shows nothing.
 
         Raises:
             ApiError: 401 for a key that is not known.
         """
         if self.is_open:
-            return Role.ADMIN
+            return Caller(Role.ADMIN, None)
         header = connection.headers.get("authorization")
         if header is not None:
-            scheme, _, key = header.partition(" ")
-            role = self.role_of_key(key.strip()) if scheme.lower() == "bearer" else None
-            if role is None:
+            scheme, _, text = header.partition(" ")
+            key = self.find(text.strip()) if scheme.lower() == "bearer" else None
+            if key is None:
                 raise unauthorized("this API key is not known here", "invalid_api_key")
-            return role
-        cookie = connection.cookies.get(COOKIE)
-        return (self.role_of_cookie(cookie) if cookie else None) or Role.OPEN
+        else:
+            cookie = connection.cookies.get(COOKIE)
+            key = self.key_of_cookie(cookie) if cookie else None
+            if key is None:
+                return NOBODY
+        self.keys.used(key)
+        return Caller(key.role, key)
 
+    def watch(self, connection: HTTPConnection, key: Key) -> None:
+        """Remember how to cut the connection of this request until its task has ended."""
+        abort = connection.scope.get("extensions", {}).get(ABORT_EXTENSION, {}).get("abort")
+        task = asyncio.current_task()
+        if abort is None or task is None:
+            return
+        cuts = self._open.setdefault(key.id, set())
+        cuts.add(abort)
 
-def _fingerprint(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+        def forget(_: object) -> None:
+            cuts.discard(abort)
+            if not cuts:
+                self._open.pop(key.id, None)
+
+        task.add_done_callback(forget)
+
+    def cut(self, key: Key, but: HTTPConnection) -> None:
+        """End what is being answered to a key that was revoked: streams too; not the request `but`."""
+        own = but.scope.get("extensions", {}).get(ABORT_EXTENSION, {}).get("abort")
+        for abort in list(self._open.get(key.id, ())):
+            if abort != own:
+                abort()
 
 
 def unauthorized(message: str, code: str) -> ApiError:
@@ -105,8 +143,8 @@ def unauthorized(message: str, code: str) -> ApiError:
     return ApiError(401, message, code=code, headers={"WWW-Authenticate": 'Bearer realm="pagedeck"'})
 
 
-def authorize(connection: HTTPConnection, needed: Role) -> Role:
-    """The caller's role, if it may do what needs `needed`.
+def authorize(connection: HTTPConnection, needed: Role) -> Caller:
+    """The caller, if it may do what needs `needed`.
 
     Raises:
         ApiError: 401 without a known key or login, 403 with one of another role.
@@ -114,15 +152,18 @@ def authorize(connection: HTTPConnection, needed: Role) -> Role:
     authenticator: Authenticator = connection.app.state.authenticator
     if needed is Role.OPEN:
         try:
-            return authenticator.role_of(connection)
+            return authenticator.identify(connection)
         except ApiError:
-            return Role.OPEN  # a health check is answered whatever it carries
-    role = authenticator.role_of(connection)
-    if role is Role.OPEN:
+            return NOBODY  # a health check is answered whatever it carries
+    caller = authenticator.identify(connection)
+    if caller.role is Role.OPEN:
         raise unauthorized("this needs an API key (Authorization: Bearer ...) or a login", "missing_api_key")
-    if not role.may(needed):
-        raise ApiError(403, f"the role {role.label} may not do this; it needs {needed.label}", code="role_not_allowed")
-    return role
+    if not caller.role.may(needed):
+        message = f"the role {caller.role.label} may not do this; it needs {needed.label}"
+        raise ApiError(403, message, code="role_not_allowed")
+    if caller.key is not None and not caller.key.is_from_flag:
+        authenticator.watch(connection, caller.key)
+    return caller
 
 
 def is_local_path(path: str) -> bool:
@@ -148,22 +189,37 @@ async def login(request: Request) -> Response:
     """POST /admin/login: a key for a cookie."""
     authenticator: Authenticator = request.app.state.authenticator
     form = await request.form(max_files=0, max_fields=10)
-    key, next_path = str(form.get("key", "")), _next_path(request, form)
-    if not authenticator.is_open and authenticator.role_of_key(key.strip()) is None:
-        error = "This key is not known here."
-        return context(request).templates.login_page(request, next_path=next_path, status=401, error=error)
+    key, next_path = str(form.get("key", "")).strip(), _next_path(request, form)
+    if not authenticator.is_open:
+        address = request.client.host if request.client else ""
+        wait_s = authenticator.throttle.wait_s(address)
+        if wait_s:
+            error = f"Too many wrong keys came from this address. Try again in {wait_s} s."
+            return context(request).templates.login_page(
+                request, next_path=next_path, status=429, error=error, headers={"Retry-After": str(wait_s)}
+            )
+        if authenticator.find(key) is None:
+            authenticator.throttle.failed(address)
+            error = "This key is not known here."
+            return context(request).templates.login_page(request, next_path=next_path, status=401, error=error)
     response = RedirectResponse(next_path, status_code=303)
     if not authenticator.is_open:
-        response.set_cookie(
-            COOKIE,
-            authenticator.issue_cookie(key.strip()),
-            max_age=COOKIE_AGE_S,
-            path=_root_path(request) or "/",
-            secure=request.url.scheme == "https",
-            httponly=True,
-            samesite="strict",
-        )
+        set_login_cookie(request, response, key)
     return response
+
+
+def set_login_cookie(request: Request, response: Response, key: str) -> None:
+    """Log the browser in with `key`."""
+    authenticator: Authenticator = request.app.state.authenticator
+    response.set_cookie(
+        COOKIE,
+        authenticator.issue_cookie(key),
+        max_age=COOKIE_AGE_S,
+        path=_root_path(request) or "/",
+        secure=request.url.scheme == "https",
+        httponly=True,
+        samesite="strict",
+    )
 
 
 async def logout(request: Request) -> Response:

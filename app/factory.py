@@ -10,7 +10,6 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
-from app.access import Role
 from app.auth import Authenticator
 from app.context import AppContext
 from app.errors import ApiError, handle_error
@@ -42,7 +41,7 @@ def create_app(settings: Settings, async_engine: AsyncEngine) -> Starlette:
         lifespan=_lifespan,
     )
     app.state.ctx = AppContext(settings, async_engine, console, templates)
-    app.state.authenticator = Authenticator((key.key, Role.from_label(key.role)) for key in settings.api_key)
+    app.state.authenticator = Authenticator(console.keys)
     app.state.is_started = False
     app.state.shutdown = None  # the task that ends it, once begun
     app.state.open_generations = OpenGenerations()

@@ -46,7 +46,7 @@ def guarded(row: RouteRow) -> Handler:
     """The row's handler behind its role."""
 
     async def endpoint(request: Request) -> Response:
-        request.state.role = authorize(request, row.role)
+        request.state.role, request.state.key = authorize(request, row.role)
         return await row.handler(request)
 
     return endpoint

@@ -1,4 +1,4 @@
-"""What watches the engine, put together: metrics, the two kinds of streams, the chat's texts and the audit log.
+"""What watches the engine, put together: metrics, the two kinds of streams, the chat's texts, the audit log and keys.
 
 All of it lives on the event loop and is fed by the engine's records; the engine thread never waits for any of it.
 """
@@ -10,14 +10,17 @@ import contextlib
 import logging
 import time
 
+from app.access import Role
 from app.admin.events import Publisher
 from app.admin.frames import StateFrames
 from app.audit import AuditLog
 from app.encode import WallClock
+from app.keys import KeyRing
 from app.metrics import Metrics
 from app.playground.generations import Generations
 from app.playground.stream import ChatStreams
 from app.settings import Settings
+from app.store import Store
 from engine.async_engine import AsyncEngine
 from engine.errors import EngineError
 
@@ -39,6 +42,8 @@ class Console:
         engine, fold = async_engine, async_engine.state
         self.wall = WallClock(time.time() - engine.now())
         self.audit = AuditLog(settings.data_dir)
+        self.store = Store(settings.data_dir)
+        self.keys = KeyRing([(key.key, Role.from_label(key.role)) for key in settings.api_key], self.store)
         self.metrics = Metrics(fold, engine.info, engine.now, enable_prefix_caching=settings.enable_prefix_caching)
         frames = StateFrames(fold, engine.trace, engine.epoch, engine.info.block_size, engine.now, self.wall)
         self.publisher = Publisher(frames, fold, engine.epoch, engine.now)
@@ -54,6 +59,7 @@ class Console:
     def start(self) -> None:
         """Begin to listen, on the running loop."""
         self.audit.open()
+        self.keys.load(self.store.open())
         for listener in self._listeners:
             self._engine.add_listener(listener)
         self._sweeper = asyncio.create_task(self._sweep_for_ever(), name="sweeper of generations")
@@ -76,6 +82,8 @@ class Console:
         for listener in self._listeners:
             self._engine.remove_listener(listener)
         await self.audit.close()
+        self.keys.write_last_uses()
+        await self.store.close()
 
     async def _sweep_for_ever(self) -> None:
         while True:

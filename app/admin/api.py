@@ -6,29 +6,27 @@ answered when it has applied them, so that the next read shows their effect.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from dataclasses import asdict
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import anyio.to_thread
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from app.admin.actions import audited
 from app.admin.events import Client
 from app.admin.limits import etag, expected_version, limits_table
 from app.context import AppContext, context
 from app.encode import BlockColumns, Json, engine_state, kv, record_json
-from app.errors import ApiError, bad_request, error_of
+from app.errors import ApiError, bad_request
 from app.json_body import Body, parse_body, read_body, read_json_object
 from app.sse import EventStream, dumps, last_event_id
 from app.version import VERSION
-from engine.errors import EngineError, NotPausedError, StaleLimitsError
+from engine.errors import NotPausedError, StaleLimitsError
 
 MAX_LISTED = 1000
 MAX_STEPS_AT_ONCE = 10_000
-
-T = TypeVar("T")
 
 
 # ---- reads -------------------------------------------------------------------------------------------------------
@@ -149,7 +147,7 @@ async def patch_limits(request: Request) -> Response:
     before = engine.state.limits.as_dict()
     shown = ", ".join(f"{name} {_shown(before.get(name))} → {_shown(value)}" for name, value in changes.items())
     try:
-        await _audited(request, "limits", shown, engine.set_limits(changes, expected_version(header)))
+        await audited(request, "limits", shown, engine.set_limits(changes, expected_version(header)))
     except StaleLimitsError as error:
         version = engine.state.limits_version
         raise ApiError(
@@ -166,13 +164,13 @@ async def pause(request: Request) -> Response:
     """POST /admin/api/engine/pause {"reason"}: no step after the present one, for everyone."""
     body = await read_body(request, PauseBody)
     reason = body.reason.strip()
-    await _audited(request, "pause", reason, context(request).async_engine.pause(reason))
+    await audited(request, "pause", reason, context(request).async_engine.pause(reason))
     return _done(request)
 
 
 async def resume(request: Request) -> Response:
     """POST /admin/api/engine/resume."""
-    await _audited(request, "resume", "", context(request).async_engine.resume())
+    await audited(request, "resume", "", context(request).async_engine.resume())
     return _done(request)
 
 
@@ -182,7 +180,7 @@ async def step(request: Request) -> Response:
     engine = context(request).async_engine
     before = engine.state.step
     try:
-        await _audited(request, "step", f"n = {body.n:,}", engine.step(body.n))
+        await audited(request, "step", f"n = {body.n:,}", engine.step(body.n))
     except NotPausedError as error:
         raise ApiError(409, str(error), code="not_paused") from error
     return _done(request, steps=engine.state.step - before)
@@ -190,38 +188,24 @@ async def step(request: Request) -> Response:
 
 async def drain(request: Request) -> Response:
     """POST /admin/api/engine/drain: no new requests from now on; what was accepted goes on."""
-    await _audited(request, "drain", "", context(request).async_engine.drain())
+    await audited(request, "drain", "", context(request).async_engine.drain())
     return _done(request)
 
 
 async def abort_request(request: Request) -> Response:
     """POST /admin/api/requests/ID/abort: a receipt; asked again, how the request had ended."""
     request_id: str = request.path_params["request_id"]
-    receipt = await _audited(request, "abort", request_id, context(request).async_engine.abort(request_id))
+    receipt = await audited(request, "abort", request_id, context(request).async_engine.abort(request_id))
     return JSONResponse({"ok": True, **asdict(receipt)})
 
 
 async def reset_prefix_cache(request: Request) -> Response:
     """POST /admin/api/prefix-cache/reset: cached blocks become free."""
-    dropped = await _audited(request, "prefix-cache reset", "", context(request).async_engine.reset_prefix_cache())
+    dropped = await audited(request, "prefix-cache reset", "", context(request).async_engine.reset_prefix_cache())
     return _done(request, blocks_dropped=dropped)
 
 
 # ---- shared ------------------------------------------------------------------------------------------------------
-
-
-async def _audited(request: Request, action: str, detail: str, command: Awaitable[T]) -> T:
-    """The command's result; it is in the audit log, done or refused, before this returns."""
-    ctx, outcome = context(request), "ok"
-    try:
-        return await command
-    except EngineError as error:
-        outcome = f"refused ({error_of(error).status}): {error}"
-        raise
-    finally:
-        await ctx.console.audit.add(
-            request.state.role.label, action, detail[:1000], outcome[:1000], ctx.async_engine.state.step
-        )
 
 
 def _done(request: Request, **more: object) -> Response:

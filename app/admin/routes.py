@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.access import Role, RouteRow
-from app.admin import api, pages
+from app.admin import api, keys, pages
 
 _READ, _ADMIN = Role.READ_ONLY, Role.ADMIN
 
@@ -27,5 +27,8 @@ ROUTES: tuple[RouteRow, ...] = (
     RouteRow("/admin/api/engine/drain", ("POST",), api.drain, _ADMIN, "drain"),
     RouteRow("/admin/api/requests/{request_id}/abort", ("POST",), api.abort_request, _ADMIN, "abort_request"),
     RouteRow("/admin/api/prefix-cache/reset", ("POST",), api.reset_prefix_cache, _ADMIN, "reset_prefix_cache"),
+    RouteRow("/admin/api/keys", ("GET",), keys.list_keys, _ADMIN, "list_keys"),
+    RouteRow("/admin/api/keys", ("POST",), keys.create_key, _ADMIN, "create_key"),
+    RouteRow("/admin/api/keys/{key_id}", ("DELETE",), keys.revoke_key, _ADMIN, "revoke_key"),
     RouteRow("/admin/api/audit", ("GET",), api.audit, _ADMIN, "audit"),
 )

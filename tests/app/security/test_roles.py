@@ -23,8 +23,8 @@ CALLERS: dict[str, tuple[Role, dict[str, str]]] = {
 }
 GRANTS = {
     Role.OPEN: {Role.OPEN},
-    Role.INFERENCE: {Role.OPEN, Role.INFERENCE},
-    Role.READ_ONLY: {Role.OPEN, Role.READ_ONLY},
+    Role.INFERENCE: {Role.OPEN, Role.INFERENCE, Role.ANY},
+    Role.READ_ONLY: {Role.OPEN, Role.READ_ONLY, Role.ANY},
     Role.ADMIN: set(Role),
 }
 REACHABLE = Settings(host="192.0.2.7", api_key=KEYS, allowed_hosts=("127.0.0.1",))
@@ -146,6 +146,8 @@ def test_roles_have_labels(label: str, role: Role) -> None:
 def test_an_unknown_role_is_refused() -> None:
     with pytest.raises(ValueError, match="root"):
         Role.from_label("root")
+    with pytest.raises(ValueError, match="any"):
+        Role.from_label("any")  # of a row, never of a key
 
 
 def test_a_key_never_shows_in_the_settings() -> None:
