@@ -21,7 +21,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-
 _ALIGNMENT = 64  # bytes: a cache line, a vector register
 
 

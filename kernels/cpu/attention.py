@@ -1,6 +1,6 @@
-"""Paged attention from PyTorch's own operations: gather the blocks, then one `scaled_dot_product_attention`.
+"""Paged attention from PyTorch's own operations: gather the blocks, then dense attention over the copy.
 
-A gather copies whole tiles (see `kernels.layout`), in the order that makes the result `[rows, 2, heads, length, dim]`.
+A gather copies whole tiles (see `kernels.layout`), in the order that makes the result `[2, rows, heads, length, dim]`.
 What depends on the block tables only is the plan, made once per step and used in every layer.
 
 A sequence's last block may hold anything past its end, NaN included, and a masked score of NaN is still NaN: those
@@ -19,6 +19,11 @@ from kernels.layout import KVLayout, check_query, layout_of, tiles_of_blocks, ve
 # Padding a row costs the gather and the product of its padding; another group costs some calls per layer, about as
 # much as this many tokens.
 _MAX_PADDED_TOKENS = 512
+# A larger group would not stay in the last cache between its gather and its products.
+_MAX_GROUP_BYTES = 8 * 2**20
+# From this many matrices on, batched bfloat16 products beat PyTorch's flash attention, which makes two small calls for
+# each; below, their own overhead shows.
+_MIN_PRODUCTS = 12
 # Queries per masked call of a prefill over cached context: bounds the mask to tile x length.
 _QUERY_TILE = 512
 
@@ -45,7 +50,7 @@ class DecodeGroup:
     rows: torch.Tensor | None  # [n] indices into the batch; None = all of it, in order
     num_rows: int
     num_blocks: int  # gathered per row
-    tiles: torch.Tensor  # [n * 2 * num_kv_heads * num_blocks] tiles to gather
+    tiles: torch.Tensor  # [2 * n * num_kv_heads * num_blocks] tiles to gather
     unfilled: torch.Tensor  # gathered vectors past the end of their row
     mask: torch.Tensor | None  # [n, 1, 1, num_blocks * block_size], 0 or -inf; None = every row is full
 
@@ -56,11 +61,13 @@ def plan_decode(
     """Groups of rows for `paged_decode` with queries of `dtype`."""
     lengths = seq_lens.tolist()
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])  # sorted() is stable: equal ones stay in order
+    max_tokens = _MAX_GROUP_BYTES // (2 * layout.num_kv_heads * layout.head_dim * dtype.itemsize)
     groups: list[list[int]] = []
     padded = 0
     for row in order:
-        padded += lengths[groups[-1][0]] - lengths[row] if groups else 0
-        if not groups or padded > _MAX_PADDED_TOKENS:
+        longest = lengths[groups[-1][0]] if groups else 0
+        padded += longest - lengths[row]
+        if not groups or padded > _MAX_PADDED_TOKENS or longest * (len(groups[-1]) + 1) > max_tokens:
             groups.append([])
             padded = 0
         groups[-1].append(row)
@@ -80,12 +87,13 @@ def _decode_group(
     tables = torch.where(is_used, tables[:, :num_blocks], tables[:, :1])
     positions = torch.arange(num_blocks * layout.block_size)
     is_past = positions >= lengths.unsqueeze(1)  # [n, num_blocks * block_size]
-    every_head = is_past.unsqueeze(1).expand(-1, 2 * layout.num_kv_heads, -1)
+    every_head = is_past.unsqueeze(1).expand(2, -1, layout.num_kv_heads, -1)
     mask = None
     if bool(is_past.any()):
         mask = torch.zeros(is_past.shape, dtype=dtype).masked_fill_(is_past, -torch.inf)[:, None, None, :]
-    tiles, unfilled = tiles_of_blocks(layout, tables).reshape(-1), every_head.reshape(-1).nonzero().squeeze(1)
-    return DecodeGroup(rows, num_rows, num_blocks, tiles, unfilled, mask)
+    tiles = tiles_of_blocks(layout, tables).view(num_rows, 2, -1).transpose(0, 1)  # [2, n, num_kv_heads * num_blocks]
+    unfilled = every_head.reshape(-1).nonzero().squeeze(1)
+    return DecodeGroup(rows, num_rows, num_blocks, tiles.reshape(-1), unfilled, mask)
 
 
 def paged_decode(
@@ -115,12 +123,45 @@ def _decode(
     flat = torch.index_select(kv_cache.view(-1, layout.block_size * layout.head_dim), 0, group.tiles)
     if group.unfilled.numel():
         flat.view(-1, layout.head_dim).index_fill_(0, group.unfilled, 0)
-    length = group.num_blocks * layout.block_size
-    kv = flat.view(group.num_rows, 2, layout.num_kv_heads, length, layout.head_dim).to(query.dtype)
+    shape = (2, group.num_rows, layout.num_kv_heads, group.num_blocks * layout.block_size, layout.head_dim)
+    keys, values = flat.view(shape).to(query.dtype)
     # The query heads that share a KV head are the "queries" of one small attention: nothing is repeated for GQA.
     q = query.reshape(group.num_rows, layout.num_kv_heads, -1, layout.head_dim)
-    out = F.scaled_dot_product_attention(q, kv[:, 0], kv[:, 1], attn_mask=group.mask, scale=scale)
+    if query.dtype == torch.bfloat16 and group.num_rows * layout.num_kv_heads >= _MIN_PRODUCTS:
+        out = _batched_products(q, keys, values, group.mask, scale)
+    else:
+        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=group.mask, scale=scale)
     return out.reshape(query.shape)
+
+
+def _batched_products(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float
+) -> torch.Tensor:
+    """Softmax attention by batched bfloat16 products, which sum in float32 and round their result.
+
+    Scores rounded to 8 bits would be off by percents where they are large. So the product is made twice: the second
+    time the best score of the first is subtracted inside it, before rounding, and the scores that matter are near zero,
+    where rounding is fine.
+
+    Args:
+        query: `[n, num_kv_heads, group, head_dim]`.
+        keys, values: `[n, num_kv_heads, length, head_dim]`, contiguous.
+        mask: `[n, 1, 1, length]` of 0 and -inf, or None.
+        scale: factor of the dot products.
+
+    Returns:
+        The query's shape.
+    """
+    q, v = query.flatten(0, 1), values.flatten(0, 1)
+    k = keys.flatten(0, 1).transpose(1, 2)  # [n * num_kv_heads, head_dim, length]
+    scores = torch.bmm(q, k)  # [n * num_kv_heads, group, length]
+    if mask is not None:
+        scores.view(*query.shape[:3], -1).add_(mask)
+    shift = (scores.amax(-1, keepdim=True) * -scale).view(*query.shape[:3], 1)
+    shift = shift.expand(*query.shape[:3], keys.shape[2]) if mask is None else shift + mask
+    shifted = torch.baddbmm(shift.reshape(scores.shape), q, k, alpha=scale)
+    weights = torch.softmax(shifted, dim=-1, dtype=torch.float32).to(query.dtype)
+    return torch.bmm(weights, v).view(query.shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,32 @@ def test_rows_of_very_different_length_are_not_padded_to_the_longest() -> None:
     assert gathered - int(lengths.sum()) <= 512 + 5 * 16
 
 
+def test_a_group_stays_small_enough_for_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, tables, lengths = filled([40, 40, 40, 40, 40], SHAPES[0], torch.float32)
+    layout = layout_of(cache)
+    monkeypatch.setattr(cpu, "_MAX_GROUP_BYTES", 2 * 48 * 2 * 3 * 64 * 4)  # two rows of 48 tokens
+    groups = cpu.plan_decode(layout, tables, lengths, torch.float32)
+    assert [group.num_rows for group in groups] == [2, 2, 1]
+    query = torch.randn(5, 9, 64, generator=torch.manual_seed(1))
+    torch.testing.assert_close(
+        cpu.paged_decode(query, cache, tables, lengths, 0.125, groups),
+        reference.paged_decode(query, cache, tables, lengths, 0.125),
+        atol=2e-5,
+        rtol=2e-5,
+    )
+
+
+@pytest.mark.parametrize("is_batched", [False, True])
+def test_large_scores_keep_their_precision_in_bfloat16(is_batched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores around 40: rounded to 8 bits they would be off by 0.1, the weights by 10 %."""
+    monkeypatch.setattr(cpu, "_MIN_PRODUCTS", 1 if is_batched else 10**9)
+    cache, tables, lengths = filled([70, 64, 33, 50], SHAPES[0], torch.bfloat16)
+    query = (torch.randn(4, 9, 64, generator=torch.manual_seed(1)) * 8).bfloat16()
+    expected = reference.paged_decode(query.float(), cache, tables, lengths, 0.125)
+    got = cpu.paged_decode(query, cache, tables, lengths, 0.125).float()
+    assert (got - expected).norm() / expected.norm() < 0.004
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(
