@@ -98,6 +98,7 @@ class AsyncEngine:
     def __init__(self, engine: Engine, *, stuck_after_s: float = 30.0, max_records: int = 1024) -> None:
         self.info = engine.info
         self.tokenizer = engine.tokenizer
+        self.grammars = engine.grammars  # `find` and `compile` only; the rest is the engine thread's
         self.start_limits = engine.start_limits
         self.epoch = secrets.token_hex(4)
         self.state = Fold(engine.info.num_blocks, engine.start_limits)

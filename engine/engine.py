@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from engine.config import EngineConfig, ModelInfo
@@ -30,6 +30,7 @@ from engine.errors import (
 from engine.output_processor import OutputProcessor, StepTexts
 from engine.outputs import AbortReceipt, SequenceDelta
 from engine.sampling_params import SamplingParams
+from engine.structured.grammars import Grammar, Grammars
 from engine.tokenizer.tokenizer import Tokenizer
 
 
@@ -37,6 +38,9 @@ class Runner(Protocol):
     """What executes a batch (see `engine.runner.model_runner`)."""
 
     info: ModelInfo
+
+    def use_grammars(self, grammars: Grammars) -> None:
+        """Take matchers for structured output from there."""
 
     def execute(self, batch: Batch) -> StepOutput:
         """Compute the batch's tokens and sample."""
@@ -54,6 +58,8 @@ class Request:
     request_timeout_s: float | None = None
     cache_salt: str | None = None  # requests share cached prefixes only within one salt
     source: str = "v1"
+    grammar: Grammar | None = field(default=None, repr=False, compare=False)  # its structured output, compiled;
+    # None where there is some = compile it when it is added
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +103,8 @@ class Engine:
             info.num_blocks, info.block_size, info.max_model_len, self.start_limits,
             enable_prefix_caching=enable_prefix_caching,
         )  # fmt: skip
+        self.grammars = Grammars(tokenizer, info.vocab_size)
+        runner.use_grammars(self.grammars)
         self._runner = runner
         self._outputs = OutputProcessor(tokenizer)
         self._seeds = random.Random(seed)
@@ -144,6 +152,7 @@ class Engine:
         scheduled_at = self.clock()
         output = self._runner.execute(batch) if batch.scheduled else StepOutput(())
         executed_at = self.clock()
+        self._outputs.take_prompt_logprobs(output.prompt_logprobs)
         texts = self._outputs.detokenize(output.sampled)
         detokenized_at = self.clock()
         self.scheduler.update(batch, output.sampled, texts.stopped, dict(output.failed))
@@ -179,6 +188,8 @@ class Engine:
         if len(scheduler.waiting) >= limits.max_num_queued_reqs:
             raise QueueFullError(len(scheduler.waiting), limits.max_num_queued_reqs)
         sequence = self._sequence(request)
+        if request.sampling_params.structured is not None:
+            self.grammars.hold(request.request_id, request.sampling_params.structured, request.grammar)
         scheduler.add(sequence)
         self._outputs.add(sequence)
         return self._command("add", request.request_id)
@@ -322,6 +333,7 @@ class Engine:
             counts[delta.request_id] = counts.get(delta.request_id, 0) + len(delta.token_ids)
             if delta.finish_reason is not None and not self.scheduler.live_sequences(delta.request_id):
                 num_tokens = counts.pop(delta.request_id)
+                self.grammars.release(delta.request_id)
                 state = f"finished:{delta.finish_reason}"
                 self._remember(AbortReceipt(delta.request_id, state, step, 0, num_tokens))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import cast
 
-from engine.core.batch import SampledToken
+from engine.core.batch import PromptLogprobs, SampledToken, TokenLogprobs
 from engine.core.events import Changes, Finished
 from engine.core.sequence import Sequence, child_seq_id
 from engine.outputs import FinishReason, SequenceDelta
@@ -28,6 +28,7 @@ class _Stream:
     stop_strings: StopStrings | None
     num_output_tokens: int = 0
     stop_string: str | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -57,6 +58,12 @@ class OutputProcessor:
                 Detokenizer(self._tokenizer, sequence.token_ids, skip_special_tokens=params.skip_special_tokens),
                 StopStrings(params.stop, include_in_output=params.include_stop_str_in_output) if params.stop else None,
             )  # fmt: skip
+
+    def take_prompt_logprobs(self, news: Iterable[PromptLogprobs]) -> None:
+        """Collect them until the prompt is whole; what is computed again after a preemption is known already."""
+        for seq_id, first_position, logprobs in news:
+            known = self._streams[seq_id].prompt_logprobs
+            known.extend(logprobs[max(0, len(known) + 1 - first_position) :])
 
     def detokenize(self, sampled: Iterable[SampledToken]) -> StepTexts:
         """Turn a step's tokens into text that is safe to send, and find stop strings in it."""
@@ -99,8 +106,13 @@ class OutputProcessor:
         stream = self._streams[seq_id]
         token_ids = () if token is None else (token.token_id,)
         logprobs = () if token is None or token.logprobs is None else (token.logprobs,)
+        about_prompt: tuple[TokenLogprobs, ...] = ()
+        if stream.prompt_logprobs and token is not None and stream.num_output_tokens == 1:
+            about_prompt = tuple(stream.prompt_logprobs)
         if finished is None:
-            return SequenceDelta(stream.request_id, stream.index, step, text, token_ids, logprobs)
+            return SequenceDelta(
+                stream.request_id, stream.index, step, text, token_ids, logprobs, prompt_logprobs=about_prompt
+            )
         del self._streams[seq_id]
         if stream.stop_string is None:
             text += self._flush(stream)
@@ -111,6 +123,7 @@ class OutputProcessor:
         return SequenceDelta(
             stream.request_id, stream.index, step, text, token_ids, logprobs, reason,
             stop_reason if reason == "stop" else None, finished.detail if reason in ("error", "timeout") else None,
+            prompt_logprobs=about_prompt,
         )  # fmt: skip
 
     @staticmethod

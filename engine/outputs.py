@@ -47,6 +47,7 @@ class SequenceDelta:
     stop_reason: str | int | None = None  # the stop string or the stop token id that matched
     error: str | None = None  # with finish_reason "error"
     stats: SequenceStats | None = None  # with finish_reason
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt's tokens but the first; with its first token
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,22 @@ Plain data: the scheduler reads the limits, the sampler the rest. Ranges are che
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from engine.errors import InvalidValueError
 
 MAX_LOGPROBS = 20
+MAX_BAD_WORDS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredSpec:
+    """What form the output must have."""
+
+    kind: Literal["json_schema", "regex", "choice", "grammar"]
+    text: str  # the schema as JSON, the regex, the choices as a JSON list, the grammar as Lark or GBNF
+    param: str = field(default="structured_outputs", compare=False)  # the field it came in, for messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +50,10 @@ class SamplingParams:
     max_tokens: int | None = 16  # None = what is left of max_model_len and of the pool
     logprobs: int | None = None  # None = none; k = the sampled token's and the k best, 0 <= k <= 20
     skip_special_tokens: bool = True
+    prompt_logprobs: int | None = None  # the same for each token of the prompt but the first, 0 <= k <= 20
+    allowed_token_ids: tuple[int, ...] | None = None  # None = all
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that the output must not contain
+    structured: StructuredSpec | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -66,6 +81,8 @@ class SamplingParams:
                 raise InvalidValueError("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         if self.seed is not None:
             _integer("seed", self.seed, -(2**63), 2**63 - 1)
         for text in self.stop:
@@ -76,6 +93,17 @@ class SamplingParams:
         for token_id, bias in self.logit_bias:
             _token_id("logit_bias", token_id, vocab_size)
             _number("logit_bias", bias, -100.0, 100.0)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidValueError("allowed_token_ids", [], "at least one token id, or absent")
+        for token_id in self.allowed_token_ids or ():
+            _token_id("allowed_token_ids", token_id, vocab_size)
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise InvalidValueError("bad_words", f"{len(self.bad_words)}", f"at most {MAX_BAD_WORDS} token sequences")
+        for word in self.bad_words:
+            if not word:
+                raise InvalidValueError("bad_words", "", "words of at least one token")
+            for token_id in word:
+                _token_id("bad_words", token_id, vocab_size)
 
 
 def _number(param: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:

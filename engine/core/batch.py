@@ -85,6 +85,14 @@ class TokenLogprobs(NamedTuple):
     top_logprobs: tuple[float, ...]
 
 
+class PromptLogprobs(NamedTuple):
+    """Log-probabilities of prompt tokens that a step has computed, each given the tokens before it."""
+
+    seq_id: str
+    first_position: int  # >= 1: nothing comes before the prompt's first token
+    logprobs: tuple[TokenLogprobs, ...]  # of the tokens at first_position and after it
+
+
 class SampledToken(NamedTuple):
     """The token the runner chose for one sequence."""
 
@@ -100,3 +108,4 @@ class StepOutput:
     sampled: tuple[SampledToken, ...]  # one per is_sampling sequence and per fork, less those in `failed`
     failed: tuple[tuple[str, str], ...] = ()  # (seq_id, message): e.g. logits that are not finite
     phases: tuple[tuple[str, float], ...] = ()  # (phase, seconds): inputs, forward, sample
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()  # where sampling_params.prompt_logprobs is set

@@ -26,9 +26,10 @@ class BlockManager:
     def find_cached_prefix(self, sequence: Sequence) -> list[int]:
         """The longest chain of blocks with the sequence's head in them, at most `num_tokens - 1` tokens of it.
 
-        The last token is always computed: its logits are needed.
+        The last token is always computed: its logits are needed. So are those of the whole prompt where the client
+        wants the log-probabilities of its tokens: then nothing is read from the cache.
         """
-        if not self.enable_prefix_caching:
+        if not self.enable_prefix_caching or sequence.sampling_params.prompt_logprobs is not None:
             return []
         found: list[int] = []
         for i in range((sequence.num_tokens - 1) // self.block_size):

@@ -17,7 +17,10 @@ from engine.config import ModelInfo
 from engine.core.batch import Batch, Fork, SampledToken, StepOutput
 from engine.models.decoder import Decoder
 from engine.runner.inputs import RowTable, StepInputs, build_inputs
+from engine.runner.prompt_logprobs import PromptScorer
 from engine.runner.sampler import Sampler, SampleResult
+from engine.sampling_params import SamplingParams
+from engine.structured.grammars import Grammars, Matcher
 
 _NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
 
@@ -44,6 +47,12 @@ class ModelRunner:
         self._dtype = decoder.weights.embedding.dtype
         self._table = RowTable(num_rows, info.max_model_len, info.block_size)
         self._eos_token_ids: dict[str, tuple[int, ...]] = {}
+        self._prompts = PromptScorer(decoder)
+        self._grammars: Grammars | None = None
+
+    def use_grammars(self, grammars: Grammars) -> None:
+        """Take matchers for structured output from there."""
+        self._grammars = grammars
 
     def execute(self, batch: Batch) -> StepOutput:
         """Do what `batch` says, in the order its docstring gives.
@@ -63,23 +72,28 @@ class ModelRunner:
             hidden = self._decoder.forward(inputs.token_ids, inputs.positions, attention)
             logits, seq_ids = self._logits(batch, inputs, hidden)
             computed = perf_counter()
+            scores = self._prompts.score(batch.scheduled, inputs.last_tokens, hidden, self._table)
             sampled, failed = self._sample(batch, logits, seq_ids)
         phases = (("inputs", ready - begin), ("forward", computed - ready), ("sample", perf_counter() - computed))
-        return StepOutput(sampled, failed, phases)
+        return StepOutput(sampled, failed, phases, scores)
 
     def reset(self) -> None:
         """Forget all sequences. The pool's content stays until it is overwritten."""
         self._table.clear()
         self._eos_token_ids.clear()
+        self._prompts.clear()
 
     def _apply(self, batch: Batch) -> None:
         table = self._table
         for seq_id in batch.removed:
             table.remove(seq_id)
             del self._eos_token_ids[seq_id]
+            self._prompts.remove(seq_id)
         for new in batch.new:
-            self._sampler.set_row(table.add(new), new.sampling_params, new.eos_token_ids)
+            matcher = self._matcher(new.sampling_params, new.token_ids[new.num_prompt_tokens :])
+            self._sampler.set_row(table.add(new), new.sampling_params, new.eos_token_ids, matcher)
             self._eos_token_ids[new.seq_id] = new.eos_token_ids
+            self._prompts.add(new.seq_id, new.sampling_params)
         for copy in batch.copies:
             self._kv_pool[:, copy.block_id].copy_(self._kv_pool[:, copy.source_id])
             row = table.row_of[copy.seq_id]
@@ -88,6 +102,13 @@ class ModelRunner:
         for scheduled in batch.scheduled:
             if scheduled.new_block_ids:
                 table.append_blocks(table.row_of[scheduled.seq_id], scheduled.new_block_ids)
+
+    def _matcher(self, params: SamplingParams, output_token_ids: tuple[int, ...]) -> Matcher | None:
+        """The state of a sequence's structured output after its output so far."""
+        if params.structured is None:
+            return None
+        assert self._grammars is not None, "structured output without use_grammars"
+        return self._grammars.matcher(params.structured, output_token_ids)
 
     def _logits(self, batch: Batch, inputs: StepInputs, hidden: torch.Tensor) -> tuple[torch.Tensor, list[str]]:
         """Logits `[n, vocab_size]` at the last token of each sampling sequence, and those sequences."""
@@ -122,7 +143,8 @@ class ModelRunner:
             children[fork.parent_id].append(fork.child_id)
             row = self._table.fork(fork.parent_id, fork.child_id)
             self._eos_token_ids[fork.child_id] = self._eos_token_ids[fork.parent_id]
-            self._sampler.set_row(row, fork.sampling_params, self._eos_token_ids[fork.parent_id])
+            matcher = self._matcher(fork.sampling_params, ())
+            self._sampler.set_row(row, fork.sampling_params, self._eos_token_ids[fork.parent_id], matcher)
         index = [i for i, seq_id in enumerate(seq_ids) for _ in range(1 + len(children[seq_id]))]
         return logits[index], [name for seq_id in seq_ids for name in (seq_id, *children[seq_id])]
 
@@ -141,5 +163,5 @@ class ModelRunner:
                 self._table.remove(seq_id)
                 del self._eos_token_ids[seq_id]
             else:
-                failed.append((seq_id, _NOT_FINITE))
+                failed.append((seq_id, result.problems.get(index, _NOT_FINITE)))
         return tuple(sampled), tuple(failed)

@@ -1,14 +1,14 @@
 """From logits to tokens: what a request's sampling parameters do, for many rows at once.
 
-Order: logit_bias; repetition, presence and frequency penalty; min_tokens; temperature; top_k, top_p, min_p; then one
-uniform number per row, made from (seed, position) alone. A row costs what it asks for: a greedy row is an argmax.
-Log-probabilities are those of the logits as the model gave them.
+Order: logit_bias; repetition, presence and frequency penalty; structured output and allowed_token_ids; bad_words;
+min_tokens; temperature; top_k, top_p, min_p; then one uniform number per row, made from (seed, position) alone. A
+row costs what it asks for: a greedy row is an argmax. Log-probabilities are those of the logits as the model gave them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,9 @@ import torch
 
 from engine.core.batch import TokenLogprobs
 from engine.runner.inputs import IntArray, RowTable
+from engine.runner.token_masks import TokenMasks
 from engine.sampling_params import SamplingParams
+from engine.structured.grammars import Matcher
 from kernels.registry import select
 
 # Below this a temperature would only overflow: the best token is certain.
@@ -40,6 +42,7 @@ _ROW = np.dtype(
         ("min_tokens", np.int64),
         ("num_logprobs", np.int64),  # -1 = none
         ("has_bias", np.bool_),
+        ("has_mask", np.bool_),  # see engine.runner.token_masks
     ]
 )
 
@@ -66,8 +69,9 @@ class SampleResult:
     """One entry per row asked for."""
 
     token_ids: IntArray  # [n]; meaningless where is_failed
-    is_failed: npt.NDArray[np.bool_]  # [n], the row's logits are not finite
+    is_failed: npt.NDArray[np.bool_]  # [n], the row's logits are not finite, or there is a problem
     logprobs: list[TokenLogprobs | None]
+    problems: dict[int, str] = field(default_factory=dict)  # place -> why no token can come next
 
 
 class Sampler:
@@ -82,9 +86,12 @@ class Sampler:
         self._rows = np.zeros(1, dtype=_ROW)
         self._end_tokens: dict[int, IntArray] = {}
         self._bias: dict[int, tuple[IntArray, npt.NDArray[np.float32]]] = {}
+        self._masks = TokenMasks(vocab_size)
 
-    def set_row(self, row: int, params: SamplingParams, eos_token_ids: tuple[int, ...]) -> None:
-        """`row` is to be sampled with `params`, whose seed is set unless it is greedy."""
+    def set_row(
+        self, row: int, params: SamplingParams, eos_token_ids: tuple[int, ...], matcher: Matcher | None = None
+    ) -> None:
+        """`row` is to be sampled with `params`, whose seed is set unless it is greedy, and follow `matcher`."""
         if row >= len(self._rows):
             self._rows = np.concatenate((self._rows, np.zeros(max(len(self._rows), row), dtype=_ROW)))
         self._rows[row] = (
@@ -99,6 +106,7 @@ class Sampler:
             params.min_tokens,
             -1 if params.logprobs is None else params.logprobs,
             bool(params.logit_bias),
+            self._masks.set_row(row, params, matcher),
         )
         if params.logit_bias:
             ids, values = zip(*params.logit_bias, strict=True)
@@ -121,14 +129,18 @@ class Sampler:
         params = self._rows[rows]
         with_logprobs = np.flatnonzero(params["num_logprobs"] >= 0)
         raw = torch.log_softmax(logits[torch.from_numpy(with_logprobs)], dim=1) if len(with_logprobs) else None
-        self._process(logits, rows, params, table)
+        problems = self._process(logits, rows, params, table)
+        for place in problems:
+            is_failed[place] = True
+            logits[place] = 0.0
         token_ids = self._choose(logits, params, table.num_tokens[rows])
+        self._masks.accept(rows, np.flatnonzero(params["has_mask"] & ~is_failed), token_ids)
         logprobs: list[TokenLogprobs | None] = [None] * len(rows)
         if raw is not None:
             asked = params["num_logprobs"][with_logprobs]
-            for index, entry in zip(with_logprobs, _logprobs(raw, token_ids[with_logprobs], asked), strict=True):
+            for index, entry in zip(with_logprobs, token_logprobs(raw, token_ids[with_logprobs], asked), strict=True):
                 logprobs[index] = entry
-        return SampleResult(token_ids, is_failed, logprobs)
+        return SampleResult(token_ids, is_failed, logprobs, problems)
 
     def _choose(self, logits: torch.Tensor, params: npt.NDArray[Any], positions: IntArray) -> IntArray:
         is_greedy = params["temperature"] < _MIN_TEMPERATURE
@@ -145,8 +157,10 @@ class Sampler:
         token_ids[random] = self._sample(part, *options, numbers).numpy()
         return token_ids
 
-    def _process(self, logits: torch.Tensor, rows: IntArray, params: npt.NDArray[Any], table: RowTable) -> None:
-        """Bias, penalties and min_tokens, in place."""
+    def _process(
+        self, logits: torch.Tensor, rows: IntArray, params: npt.NDArray[Any], table: RowTable
+    ) -> dict[int, str]:
+        """Bias, penalties, masks and min_tokens, in place; returns the places that no token is left for, and why."""
         flat = logits.view(-1)
         biased = np.flatnonzero(params["has_bias"])
         if len(biased):
@@ -161,11 +175,16 @@ class Sampler:
         if len(counts):
             known, owners = self._tokens(rows, counts, table, is_output_only=True)
             self._penalise_counts(flat, known, params["presence"][counts][owners], params["frequency"][counts][owners])
+        masked = np.flatnonzero(params["has_mask"])
+        problems = self._masks.apply(logits, rows, masked, table) if len(masked) else {}
         num_output = table.num_tokens[rows] - table.num_prompt_tokens[rows]
         unfinished = np.flatnonzero(num_output < params["min_tokens"])
+        if len(masked):  # where only the end is left, it comes
+            unfinished = self._masks.without_finished(logits, rows, unfinished, self._end_tokens)
         if len(unfinished):
             ids = np.concatenate([self._end_tokens[rows[i]] + i * self._vocab_size for i in unfinished])
             flat.index_fill_(0, torch.from_numpy(ids), -torch.inf)
+        return problems
 
     def _tokens(
         self, rows: IntArray, which: IntArray, table: RowTable, *, is_output_only: bool
@@ -202,7 +221,7 @@ def _penalise_repetition(flat: torch.Tensor, ids: torch.Tensor, repetition: npt.
     flat[ids] = torch.where(values > 0, values / factor, values * factor).clamp_(-_MAX_LOGIT, _MAX_LOGIT)
 
 
-def _logprobs(raw: torch.Tensor, token_ids: IntArray, asked: IntArray) -> list[TokenLogprobs]:
+def token_logprobs(raw: torch.Tensor, token_ids: IntArray, asked: IntArray) -> list[TokenLogprobs]:
     """Of each row of log-probabilities `raw` `[n, vocab_size]`, with the `asked` `[n]` best tokens."""
     chosen = raw.gather(1, torch.from_numpy(token_ids).unsqueeze(1))
     ranks = ((raw > chosen).sum(1) + 1).tolist()

@@ -12,9 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 
+import numpy as np
+
 from engine.config import ModelInfo
-from engine.core.batch import Batch, SampledToken, ScheduledSequence, StepOutput, TokenLogprobs
+from engine.core.batch import Batch, PromptLogprobs, SampledToken, ScheduledSequence, StepOutput, TokenLogprobs
 from engine.sampling_params import SamplingParams
+from engine.structured.grammars import Grammars, Matcher
 
 FIRST_TOKEN, LAST_TOKEN = 33, 126  # printable ASCII of the byte tokenizer
 
@@ -34,11 +37,26 @@ def expected_tokens(prompt: list[int], params: SamplingParams, num_tokens: int) 
     return tokens[len(prompt) :]
 
 
+def prompt_score(token_id: int, top: int) -> TokenLogprobs:
+    """The made-up log-probability of a prompt's token: each token has its own."""
+    ids = tuple((token_id + i) % 250 for i in range(top))
+    return TokenLogprobs(-token_id / 8, 1, ids, tuple(-token_id / 8 - i for i in range(top)))
+
+
+def allowed_tokens(matcher: Matcher, vocab_size: int) -> list[int]:
+    """What may come next."""
+    mask = np.zeros(-(-vocab_size // 32), dtype=np.int32)
+    assert matcher.fill(mask) is None
+    return [int(i) for i in np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))]
+
+
 @dataclass
 class _Row:
     token_ids: list[int]
     block_table: list[int]
     params: SamplingParams
+    num_prompt_tokens: int
+    matcher: Matcher | None
 
 
 class FakeRunner:
@@ -71,6 +89,17 @@ class FakeRunner:
         self._choose = choose
         self._before_step = before_step
         self._kv: dict[tuple[int, int], int] = {}
+        self._grammars: Grammars | None = None
+
+    def use_grammars(self, grammars: Grammars) -> None:
+        """See `engine.runner.model_runner`."""
+        self._grammars = grammars
+
+    def _matcher(self, params: SamplingParams, output: tuple[int, ...] = ()) -> Matcher | None:
+        if params.structured is None:
+            return None
+        assert self._grammars is not None
+        return self._grammars.matcher(params.structured, output)
 
     def execute(self, batch: Batch) -> StepOutput:
         """See `engine.runner.model_runner`."""
@@ -81,7 +110,11 @@ class FakeRunner:
             del self.rows[seq_id]
         for new in batch.new:
             assert new.seq_id not in self.rows, f"{new.seq_id} is announced twice"
-            self.rows[new.seq_id] = _Row(list(new.token_ids), list(new.block_table), new.sampling_params)
+            params, num_prompt_tokens = new.sampling_params, new.num_prompt_tokens
+            matcher = self._matcher(params, new.token_ids[num_prompt_tokens:])
+            self.rows[new.seq_id] = _Row(
+                list(new.token_ids), list(new.block_table), params, num_prompt_tokens, matcher
+            )  # fmt: skip
         for copy in batch.copies:
             self._copy_block(copy.source_id, copy.block_id)
             table = self.rows[copy.seq_id].block_table
@@ -90,6 +123,7 @@ class FakeRunner:
         assert len({s.seq_id for s in batch.scheduled}) == len(batch.scheduled), "a sequence is scheduled twice"
         for scheduled in batch.scheduled:
             self._compute(scheduled)
+        scores = tuple(score for scheduled in batch.scheduled if (score := self._score_prompt(scheduled)))
         sampled: list[SampledToken] = []
         failed: list[tuple[str, str]] = []
         for scheduled in batch.scheduled:
@@ -103,9 +137,20 @@ class FakeRunner:
             sampled.append(self._sample(seq_id))
             for fork in (f for f in batch.forks if f.parent_id == seq_id):
                 table = self.rows[seq_id].block_table[: -(-len(prompt) // self.info.block_size)]
-                self.rows[fork.child_id] = _Row(list(prompt), table, fork.sampling_params)
+                params = fork.sampling_params
+                self.rows[fork.child_id] = _Row(list(prompt), table, params, len(prompt), self._matcher(params))
                 sampled.append(self._sample(fork.child_id))
-        return StepOutput(tuple(sampled), tuple(failed), (("forward", 0.0),))
+        return StepOutput(tuple(sampled), tuple(failed), (("forward", 0.0),), scores)
+
+    def _score_prompt(self, scheduled: ScheduledSequence) -> PromptLogprobs | None:
+        row, begin = self.rows[scheduled.seq_id], scheduled.num_computed_tokens
+        end = min(begin + scheduled.num_tokens, row.num_prompt_tokens - 1)
+        if row.params.prompt_logprobs is None or begin >= end:
+            return None
+        top = row.params.prompt_logprobs
+        return PromptLogprobs(
+            scheduled.seq_id, begin + 1, tuple(prompt_score(token, top) for token in row.token_ids[begin + 1 : end + 1])
+        )
 
     def _copy_block(self, source_id: int, block_id: int) -> None:
         for offset in range(self.info.block_size):
@@ -131,6 +176,10 @@ class FakeRunner:
         read = [self._kv[self._slot(row, position)] for position in range(len(row.token_ids))]
         assert read == row.token_ids, f"the KV of {seq_id} holds other tokens than the sequence"
         token_id = self._choose(read, row.params)
+        if row.matcher is not None:
+            allowed = allowed_tokens(row.matcher, self.info.vocab_size)
+            token_id = allowed[token_id % len(allowed)]
+            row.matcher.accept((token_id,))
         row.token_ids.append(token_id)
         logprobs = None
         if row.params.logprobs is not None:
