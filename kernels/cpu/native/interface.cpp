@@ -1,0 +1,232 @@
+// The C interface, compiled for any x86-64: picks the instruction set, plans a step, holds its memory.
+#include <omp.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <vector>
+
+#include "plan.h"
+
+
+namespace pagedeck {
+
+namespace avx2 {
+extern const Operations operations;
+}
+namespace avx512 {
+extern const Operations operations;
+}
+namespace avx512_bf16 {
+extern const Operations operations;
+}
+
+namespace {
+
+struct Isa {
+    const char* name;
+    const Operations* operations;
+    bool (*is_supported)();
+};
+
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+bool has_avx512() {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+
+const Isa kIsas[] = {
+    {"avx512_bf16", &avx512_bf16::operations, has_avx512_bf16},
+    {"avx512", &avx512::operations, has_avx512},
+    {"avx2", &avx2::operations, has_avx2},
+};
+
+// Memory that only grows, aligned to a cache line, zeroed.
+class Buffer {
+  public:
+    ~Buffer() { std::free(memory_); }
+    void* get(size_t bytes) {
+        if (bytes > size_) {
+            std::free(memory_);
+            memory_ = nullptr;
+            size_ = 0;
+            const size_t rounded = (bytes + bytes / 4 + 63) / 64 * 64;
+            memory_ = std::aligned_alloc(64, rounded);
+            if (!memory_) throw std::bad_alloc();
+            std::memset(memory_, 0, rounded);
+            size_ = rounded;
+        }
+        return memory_;
+    }
+
+  private:
+    void* memory_ = nullptr;
+    size_t size_ = 0;
+};
+
+}  // namespace
+
+struct Context {
+    const Operations* operations;
+    int threads;
+    Team team;
+    Planner planner;
+    Buffer hidden, normed, qkv, query, attended, gated, partials, finished, scratch;
+};
+
+namespace {
+
+// f(id, size) on all threads of a team.
+template <class F>
+void run(Context& context, F&& f) {
+    const int threads = context.threads;
+    for (auto& slot : context.team.counters) {
+        for (int i = 0; i < threads; i++) slot[i].next.store(0, std::memory_order_relaxed);
+    }
+    context.team.arrived.store(0);
+#pragma omp parallel num_threads(threads)
+    f(omp_get_thread_num(), omp_get_num_threads());
+}
+
+int64_t units(int64_t elements, bool is_bf16) { return is_bf16 ? (elements + 1) / 2 : elements; }
+
+// What attention alone needs.
+Plan prepare_attention(Context& context, const PagedeckModel& model, const PagedeckStep& step, Workspace& space) {
+    const Plan plan = context.planner.plan(model, step, context.threads);
+    const int group = model.num_heads / model.num_kv_heads;
+    space.partials = static_cast<float*>(
+        context.partials.get(context.planner.num_partials() * state_floats(model.head_dim) * sizeof(float)));
+    const size_t counters = context.planner.num_counters() * sizeof(std::atomic<int32_t>);
+    space.finished = static_cast<std::atomic<int32_t>*>(context.finished.get(counters));
+    std::memset(static_cast<void*>(space.finished), 0, counters);
+    space.scratch_bytes = (scratch_bytes(model.head_dim, group) + 63) / 64 * 64;
+    space.scratch = static_cast<char*>(context.scratch.get(space.scratch_bytes * context.threads));
+    return plan;
+}
+
+Plan prepare(Context& context, const PagedeckModel& model, const PagedeckStep& step, Workspace& space) {
+    const size_t n = std::max(step.num_tokens, step.num_rows);
+    const bool is_bf16 = model.is_bf16;
+    const int64_t query = static_cast<int64_t>(model.num_heads) * model.head_dim;
+    const int64_t qkv = query + 2 * static_cast<int64_t>(model.num_kv_heads) * model.head_dim;
+    const auto words = [&](Buffer& buffer, int64_t count) { return buffer.get(n * count * 4); };
+    space.hidden = static_cast<float*>(words(context.hidden, model.hidden));
+    space.normed = static_cast<uint32_t*>(words(context.normed, units(model.hidden, is_bf16)));
+    space.qkv = static_cast<float*>(words(context.qkv, qkv));
+    space.query = static_cast<uint32_t*>(words(context.query, units(query, is_bf16)));
+    space.attended = static_cast<uint32_t*>(words(context.attended, units(query, is_bf16)));
+    space.gated = static_cast<uint32_t*>(words(context.gated, units(model.inner, is_bf16)));
+    return prepare_attention(context, model, step, space);
+}
+
+constexpr int kOk = 0, kOutOfMemory = 1;
+
+}  // namespace
+}  // namespace pagedeck
+
+using namespace pagedeck;
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+// Names of the instruction sets that this processor has, best first, each followed by a space.
+const char* pagedeck_instruction_sets() {
+    static char names[64];
+    names[0] = 0;
+    for (const Isa& isa : kIsas) {
+        if (isa.is_supported()) std::strcat(std::strcat(names, isa.name), " ");
+    }
+    return names;
+}
+
+// Null if this processor doesn't have that instruction set.
+void* pagedeck_create(const char* instruction_set, int32_t threads) {
+    for (const Isa& isa : kIsas) {
+        if (std::strcmp(isa.name, instruction_set) || !isa.is_supported()) continue;
+        auto* context = new (std::nothrow) Context();
+        if (!context) return nullptr;
+        context->operations = isa.operations;
+        context->threads = std::clamp(threads, 1, kMaxThreads);
+        return context;
+    }
+    return nullptr;
+}
+
+void pagedeck_destroy(void* context) { delete static_cast<Context*>(context); }
+
+// Zeroed memory on large pages where the system gives them; null if there is none.
+void* pagedeck_allocate(int64_t bytes) {
+    constexpr size_t kLargePage = size_t{2} << 20;
+    const size_t rounded = (static_cast<size_t>(bytes) + kLargePage - 1) / kLargePage * kLargePage;
+    void* memory = std::aligned_alloc(kLargePage, rounded);
+    if (!memory) return nullptr;
+    madvise(memory, rounded, MADV_HUGEPAGE);  // a hint; without large pages it is slower, not wrong
+    std::memset(memory, 0, rounded);
+    return memory;
+}
+
+void pagedeck_free(void* memory) { std::free(memory); }
+
+int32_t pagedeck_step(void* handle, const PagedeckModel* model, const PagedeckCache* cache, PagedeckStep* step) {
+    Context& context = *static_cast<Context*>(handle);
+    try {
+        Workspace space;
+        const Plan plan = prepare(context, *model, *step, space);
+        run(context, [&](int id, int size) {
+            context.operations->step(context.team, id, size, *model, *cache, *step, space, plan);
+        });
+    } catch (const std::bad_alloc&) {
+        return kOutOfMemory;
+    }
+    return kOk;
+}
+
+void pagedeck_pack(void* handle, const void* weight, int32_t out_features, int32_t in_features, int32_t is_gate_up,
+                   int32_t is_bf16, uint32_t* packed) {
+    Context& context = *static_cast<Context*>(handle);
+    run(context, [&](int id, int size) {
+        context.operations->pack(context.team, id, size, weight, out_features, in_features, is_gate_up, is_bf16, packed);
+    });
+}
+
+// into: 0 = store float32, 1 = add to float32, 2 = silu(gate) * up as elements.
+void pagedeck_linear(void* handle, const PagedeckLinear* linear, int32_t is_bf16, const uint32_t* x, int64_t stride,
+                     int64_t rows, int32_t into, void* out) {
+    Context& context = *static_cast<Context*>(handle);
+    run(context, [&](int id, int size) {
+        context.operations->linear(context.team, id, size, *linear, is_bf16, x, stride, rows, into, out);
+    });
+}
+
+void pagedeck_rms_norm(void* handle, const float* x, const float* weight, int64_t rows, int32_t n, float eps,
+                       int32_t is_bf16, void* out) {
+    static_cast<Context*>(handle)->operations->rms_norm(x, weight, rows, n, eps, is_bf16, out);
+}
+
+// Rotates queries and keys of qkv [num_tokens][features] (float32); keys and values go into layer 0 of the cache.
+void pagedeck_write(void* handle, const PagedeckModel* model, const PagedeckCache* cache, const PagedeckStep* step,
+                    const float* qkv, void* query) {
+    static_cast<Context*>(handle)->operations->write(*model, *cache, *step, qkv, query);
+}
+
+// Attention over layer 0 of the cache.
+int32_t pagedeck_attend(void* handle, const PagedeckModel* model, const PagedeckCache* cache, const PagedeckStep* step,
+                        const void* query, void* out) {
+    Context& context = *static_cast<Context*>(handle);
+    try {
+        Workspace space{};
+        const Plan plan = prepare_attention(context, *model, *step, space);
+        run(context, [&](int id, int size) {
+            context.operations->attend(context.team, id, size, *model, *cache, *step, space, plan, query, out);
+        });
+    } catch (const std::bad_alloc&) {
+        return kOutOfMemory;
+    }
+    return kOk;
+}
+
+}  // extern "C"
+#pragma GCC visibility pop

@@ -1,0 +1,130 @@
+// One step of a decoder: all layers in one call, by one team of threads.
+#pragma once
+
+#include <chrono>
+
+#include "api.h"
+#include "attention.h"
+#include "linear.h"
+#include "rows.h"
+#include "shared.h"
+
+namespace pagedeck {
+
+namespace PAGEDECK_ISA {
+
+class Stopwatch {
+  public:
+    explicit Stopwatch(bool is_on) : is_on_(is_on), last_(now()) {}
+    void add_to(double& seconds) {
+        if (!is_on_) return;
+        const double time = now();
+        seconds += time - last_;
+        last_ = time;
+    }
+
+  private:
+    static double now() {
+        return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    }
+    bool is_on_;
+    double last_;
+};
+
+inline AttentionScratch scratch_of(const Workspace& space, int id, int head_dim, int group) {
+    const int64_t rows = group > kTaskRows ? group : kTaskRows;
+    AttentionScratch scratch;
+    scratch.states = reinterpret_cast<float*>(space.scratch + space.scratch_bytes * id);
+    scratch.sums = scratch.states + rows * state_floats(head_dim);
+    scratch.gathered = reinterpret_cast<uint32_t*>(scratch.sums + rows * state_floats(head_dim));
+    return scratch;
+}
+
+template <class T>
+void attend_all(Worker& worker, const PagedeckModel& model, const PagedeckCache& cache, int layer,
+                const PagedeckStep& step, const Workspace& space, const Plan& plan, const void* query, void* out) {
+    using Element = typename T::Element;
+    const CacheView<T> view(cache, model, layer);
+    const AttentionScratch scratch =
+        scratch_of(space, worker.id(), model.head_dim, model.num_heads / model.num_kv_heads);
+    worker.each(plan.num_tasks, [&](int64_t i) {
+        attend<T>(model, view, step, plan.tasks[i], static_cast<const Element*>(query), static_cast<Element*>(out),
+                  scratch, space.partials, space.finished);
+    });
+    worker.barrier();
+}
+
+// Phases are separated by barriers; see Worker::each for who does what.
+template <class T>
+void walk(Team& team, int id, int size, const PagedeckModel& model, const PagedeckCache& cache, PagedeckStep& step,
+          const Workspace& space, const Plan& plan) {
+    using Element = typename T::Element;
+    constexpr bool kIsBf16 = T::kPerUnit == 2;
+    Worker worker(team, id, size);
+    Stopwatch watch(id == 0);
+    double& attention = step.seconds[0];
+    double& linear = step.seconds[1];
+    double& rows = step.seconds[2];
+    double& head = step.seconds[3];
+    const int64_t n = step.num_tokens;
+    const int hidden = model.hidden, query_width = model.num_heads * model.head_dim;
+    const int qkv_width = query_width + 2 * model.num_kv_heads * model.head_dim;
+    const int64_t hidden_units = units_of(hidden, kIsBf16), query_units = units_of(query_width, kIsBf16);
+    const int64_t inner_units = units_of(model.inner, kIsBf16);
+    // Rows per claim: a claim costs about as much as a row's norm.
+    constexpr int64_t kRowsPerTask = 4;
+    const int64_t row_tasks = (n + kRowsPerTask - 1) / kRowsPerTask;
+    const auto each_row = [&](auto&& f) {
+        worker.each(row_tasks, [&](int64_t task) {
+            const int64_t last = (task + 1) * kRowsPerTask < n ? (task + 1) * kRowsPerTask : n;
+            for (int64_t row = task * kRowsPerTask; row < last; row++) f(row);
+        });
+        worker.barrier();
+    };
+    const auto norm = [&](const float* weight) {
+        each_row([&](int64_t row) {
+            rms_norm<T>(space.hidden + row * hidden, weight, hidden, model.eps,
+                        reinterpret_cast<Element*>(space.normed + row * hidden_units));
+        });
+    };
+
+    each_row([&](int64_t row) { embed<T>(model, step.token_ids[row], space.hidden + row * hidden); });
+    for (int index = 0; index < model.num_layers; index++) {
+        const PagedeckLayer& layer = model.layers[index];
+        const Output<T> qkv{Into::kStore, space.qkv, nullptr, qkv_width, qkv_width};
+        const Output<T> residual{Into::kAdd, space.hidden, nullptr, hidden, hidden};
+        const Output<T> gated{Into::kGate, nullptr, reinterpret_cast<Element*>(space.gated),
+                              inner_units * T::kPerUnit, model.inner};
+        norm(layer.input_norm);
+        watch.add_to(rows);
+        multiply<T>(worker, layer.qkv, space.normed, hidden_units, n, qkv);
+        watch.add_to(linear);
+        const CacheView<T> view(cache, model, index);
+        each_row([&](int64_t row) {
+            rotate_and_write<T>(model, view, space.qkv + row * qkv_width, step.positions[row], step.slot_mapping[row],
+                                reinterpret_cast<Element*>(space.query + row * query_units));
+        });
+        watch.add_to(rows);
+        attend_all<T>(worker, model, cache, index, step, space, plan, space.query, space.attended);
+        watch.add_to(attention);
+        multiply<T>(worker, layer.output, space.attended, query_units, n, residual);
+        watch.add_to(linear);
+        norm(layer.post_attention_norm);
+        watch.add_to(rows);
+        multiply<T>(worker, layer.gate_up, space.normed, hidden_units, n, gated);
+        multiply<T>(worker, layer.down, space.gated, inner_units, n, residual);
+        watch.add_to(linear);
+    }
+    if (step.num_rows == 0) return;
+    worker.each(step.num_rows, [&](int64_t row) {
+        rms_norm<T>(space.hidden + step.row_tokens[row] * hidden, model.norm, hidden, model.eps,
+                    reinterpret_cast<Element*>(space.normed + row * hidden_units));
+    });
+    worker.barrier();
+    const Output<T> logits{Into::kStore, step.logits, nullptr, model.head.out_features, model.head.out_features};
+    multiply<T>(worker, model.head, space.normed, hidden_units, step.num_rows, logits);
+    watch.add_to(head);
+}
+
+}  // namespace PAGEDECK_ISA
+}  // namespace pagedeck
