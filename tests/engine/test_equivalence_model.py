@@ -103,7 +103,7 @@ def test_with_a_prefix_hit(engine: Engine, prompts: list[list[int]], alone: list
 
 def test_with_forced_preemption(engine: Engine, prompts: list[list[int]], alone: list[list[int]]) -> None:
     engine.reset_prefix_cache()
-    tokens, recorder = run(engine, prompts, together=True, num_usable_blocks=20)
+    tokens, recorder = run(engine, prompts, together=True, num_usable_blocks=16)
     assert tokens == alone
     assert sum(len(r.changes.preempted) for r in recorder.records) >= 5
 
