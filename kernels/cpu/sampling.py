@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 _GROUP = 128
+_ROWS_AT_ONCE = 4
 _TOP_P_GROUPS = 64  # groups whose maxima make the first candidates of a row with top_p and no top_k
 
 FloatArray = npt.NDArray[np.float64]
@@ -73,18 +74,29 @@ def sample(
 
 def _sample_all(grouped: torch.Tensor, options: _Options) -> IntArray:
     """Rows without truncation: by the groups' sums to a group, then inside it."""
-    weights = torch.exp(grouped - grouped.amax((1, 2), keepdim=True))
-    running = np.cumsum(weights.sum(2).numpy(), axis=1, dtype=np.float64)  # [num_rows, num_groups]
+    best = grouped.amax((1, 2))
+    running = np.cumsum(_group_sums(grouped, best), axis=1, dtype=np.float64)  # [num_rows, num_groups]
     target = options.uniform * running[:, -1]
     rows = np.arange(len(target))
     group = np.minimum((running <= target[:, None]).sum(1), running.shape[1] - 1)
     before = np.where(group > 0, running[rows, group - 1], 0.0)
-    inside = weights.numpy()[rows, group].astype(np.float64)  # [num_rows, _GROUP]
+    chosen_groups = grouped[torch.from_numpy(rows), torch.from_numpy(group)]  # [num_rows, _GROUP]
+    inside = torch.exp(chosen_groups - best.unsqueeze(1)).numpy().astype(np.float64)
     index = (np.cumsum(inside, axis=1) <= (target - before)[:, None]).sum(1)
     # The two sums differ by rounding: past the end means the last token of the group that has a weight.
     last = _GROUP - 1 - np.argmax(inside[:, ::-1] > 0, axis=1)
     chosen: IntArray = group * _GROUP + np.minimum(index, last)
     return chosen
+
+
+def _group_sums(grouped: torch.Tensor, best: torch.Tensor) -> npt.NDArray[np.float32]:
+    """Sum of exp(logit - best) of each group, `[num_rows, num_groups]`; a few rows at a time, so that the intermediate
+    results stay in the cache."""
+    sums = torch.empty(grouped.shape[:2])
+    for first in range(0, grouped.shape[0], _ROWS_AT_ONCE):
+        some = slice(first, first + _ROWS_AT_ONCE)
+        torch.sum((grouped[some] - best[some, None, None]).exp_(), dim=2, out=sums[some])
+    return sums.numpy()
 
 
 def _sample_truncated(grouped: torch.Tensor, options: _Options) -> IntArray:
@@ -106,8 +118,8 @@ def _sample_truncated(grouped: torch.Tensor, options: _Options) -> IntArray:
     mass = np.full(len(best), np.nan)  # of what top_p is a share of; NaN = of what top_k left
     if is_whole.any():
         rows = torch.from_numpy(np.flatnonzero(is_whole))
-        weights = torch.exp(grouped[rows] - maxima[rows].amax(1)[:, None, None])
-        mass[is_whole] = weights.sum(2).numpy().sum(1, dtype=np.float64)
+        part = grouped if is_whole.all() else grouped[rows]
+        mass[is_whole] = _group_sums(part, maxima[rows].amax(1)).sum(1, dtype=np.float64)
     chosen, is_covered = _walk(grouped, maxima, threshold, best, mass, options)
     again = np.flatnonzero(is_whole & ~is_covered & (threshold > by_min_p))
     if len(again):
