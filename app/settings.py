@@ -236,8 +236,8 @@ SETTINGS: tuple[Setting, ...] = (
             none="the model's own, shortened to what the KV pool holds"),
     Setting("device", "choice", _MODEL, "Where the model runs.", choices=("auto", "cpu")),
     Setting("attention_backend", "choice", _MODEL,
-            "Which attention code to use: cpu is the fast one, reference the one that is written to be read.",
-            choices=("auto", "cpu", "reference")),
+            "Which code computes the layers: native is C++ and the fastest, cpu is PyTorch's, reference is written to "
+            "be read. auto takes the best that runs here.", choices=("auto", "native", "cpu", "reference")),
     Setting("threads", "int", _MODEL, "CPU threads for the model's arithmetic.", low=1, high=4096,
             none="all cores this process may use"),
     Setting("seed", "int", _MODEL, "Seeds the draw of a seed for each request that brings none.", low=0),
