@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import anyio.to_thread
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic_core import ErrorDetails, from_json
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, ErrorDetails, from_json
 from starlette.requests import Request
 
 from app.errors import ApiError, bad_request
@@ -33,6 +34,26 @@ class Body(BaseModel):
         if isinstance(data, Mapping):
             return {name: value for name, value in data.items() if value is not None}
         return data
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        schema = handler(core_schema)
+        own = handler.resolve_ref_schema(schema)
+        required = own.get("required", ())
+        for name, spec in own.get("properties", {}).items():
+            if name not in required:
+                own["properties"][name] = _or_null(spec)
+        return schema
+
+
+def _or_null(spec: JsonSchemaValue) -> JsonSchemaValue:
+    """The same or null, which is taken for absent."""
+    options = spec.get("anyOf")
+    if options is not None:
+        return spec if {"type": "null"} in options else {**spec, "anyOf": [*options, {"type": "null"}]}
+    about: JsonSchemaValue = {name: spec[name] for name in ("title", "default", "description") if name in spec}
+    only = {name: value for name, value in spec.items() if name not in about}
+    return {"anyOf": [only, {"type": "null"}], **about}
 
 
 async def read_json_object(request: Request) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from app.admin.routes import ROUTES as ADMIN_ROUTES
 from app.auth import authorize
 from app.openai_api.routes import ROUTES as OPENAI_ROUTES
 from app.playground.routes import ROUTES as PLAYGROUND_ROUTES
+from app.reference.routes import ROUTES as REFERENCE_ROUTES
 
 ROUTES: tuple[RouteRow, ...] = (
     *health.ROUTES,
@@ -26,6 +27,7 @@ ROUTES: tuple[RouteRow, ...] = (
     *auth.ROUTES,
     *ADMIN_ROUTES,
     *PLAYGROUND_ROUTES,
+    *REFERENCE_ROUTES,
     *templating.ROUTES,
 )
 
