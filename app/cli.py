@@ -14,7 +14,16 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from typing import NoReturn
 
-from app.settings import ENV_PREFIX, SETTING_ROWS, SETTINGS, Setting, Settings, SettingsError, load_settings
+from app.settings import (
+    ENV_PREFIX,
+    SETTING_ROWS,
+    SETTINGS,
+    Setting,
+    Settings,
+    SettingsError,
+    load_settings,
+    tell_libraries,
+)
 from app.version import VERSION
 
 # A bench starts its server where nobody else sees it; keys travel in the environment.
@@ -53,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace, settings: Settings) -> int:
+    tell_libraries()
     if args.command == "serve":
         from app.server import serve
 

@@ -363,6 +363,15 @@ _PARSERS: dict[Kind, Callable[[str], object]] = {
 }
 
 
+def tell_libraries() -> None:
+    """Defaults of libraries that read the environment once, when they are loaded; what is set already stays.
+
+    GNU OpenMP spins some 10 ms for the next piece of work. Where the cores are also wanted by others, the spinning
+    thread holds up the one it waits for, and a step takes seconds; 10,000 rounds bridge the gaps within a step.
+    """
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+
 def child_environment(keys: Sequence[ApiKey]) -> dict[str, str]:
     """The environment of a child that gets its settings as flags, and `keys` here: others can read command lines."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}

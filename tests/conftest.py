@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 
 # Before a test imports torch, transformers or tokenizers: they read these once.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # spinning for a core that others use takes seconds per step
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
 for _name in [name for name in os.environ if name.startswith("PAGEDECK_")]:

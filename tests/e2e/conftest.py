@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, Playwright, Route, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Playwright, Route, expect, sync_playwright
 
 from tests.e2e.parrot import Parrot, ParrotServer
 from tests.helpers.live_app import serve
@@ -28,6 +28,7 @@ from tests.helpers.live_app import serve
 REPOSITORY = Path(__file__).resolve().parents[2]
 READY_POLLS = 600
 POLL_S = 0.1
+EXPECT_MS = 30_000  # how long `expect` waits: long enough for a machine that does other things too
 CHROMIUM_ARGS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
@@ -75,7 +76,8 @@ def _is_ready(base_url: str) -> bool:
         return False
 
 
-def _start(directory: Path, flags: tuple[str, ...]) -> LiveServer:
+def start_process(directory: Path, flags: tuple[str, ...]) -> LiveServer:
+    """A server on a free port, ready to answer."""
     port = _free_port()
     base_url = f"http://127.0.0.1:{port}"
     log_path = directory / f"server-{port}.log"
@@ -108,7 +110,7 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServ
     servers: list[LiveServer] = []
 
     def start(*flags: str) -> LiveServer:
-        server = _start(directory, flags)
+        server = start_process(directory, flags)
         servers.append(server)
         return server
 
@@ -154,6 +156,7 @@ def playwright_driver() -> Iterator[Playwright]:
 @pytest.fixture(scope="session")
 def chromium(playwright_driver: Playwright, chromium_path: str) -> Iterator[Browser]:
     """One Chromium for the session."""
+    expect.set_options(timeout=EXPECT_MS)
     browser = playwright_driver.chromium.launch(executable_path=chromium_path, args=list(CHROMIUM_ARGS))
     yield browser
     browser.close()
