@@ -33,6 +33,11 @@ _ADD_LABEL = "ALTER TABLE audit ADD COLUMN key_label TEXT NOT NULL DEFAULT ''"
 _COLUMNS = "at, role, action, detail, outcome, step, key_label"
 
 
+def utc_text(at: float | None) -> str:
+    """A Unix time in UTC, for people; a dash where it never was."""
+    return "–" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
     """One action."""
@@ -48,7 +53,7 @@ class AuditEntry:
     @property
     def time_text(self) -> str:
         """`at` in UTC, for people."""
-        return datetime.fromtimestamp(self.at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        return utc_text(self.at)
 
     def as_json(self) -> dict[str, object]:
         """With names."""

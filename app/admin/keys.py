@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 from starlette.requests import Request
@@ -34,7 +34,7 @@ async def list_keys(request: Request) -> Response:
     return JSONResponse(listing(request), headers=NO_STORE)
 
 
-def listing(request: Request) -> dict[str, object]:
+def listing(request: Request) -> dict[str, Any]:
     """The keys as the page and programs see them."""
     console = context(request).console
     return {

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from starlette.requests import Request
 from starlette.responses import Response
 
 from app.access import Role
+from app.admin.keys import listing
 from app.admin.limits import limits_table
+from app.audit import utc_text
 from app.context import context
 
 AUDIT_ROWS = 100
@@ -18,7 +22,7 @@ async def engine_page(request: Request) -> Response:
 
 
 async def admin_page(request: Request) -> Response:
-    """GET /admin: limits, controls and, for admins, the audit log."""
+    """GET /admin: limits, controls and, for admins, keys and the audit log."""
     ctx = context(request)
     may_act = request.state.role is Role.ADMIN
     return ctx.templates.render(
@@ -31,8 +35,25 @@ async def admin_page(request: Request) -> Response:
         model=ctx.async_engine.info,
         flags=ctx.settings.describe(),
         entries=ctx.console.audit.latest(AUDIT_ROWS) if may_act else [],
+        keys=_key_rows(request) if may_act else {"is_authentication_on": True, "is_kept": True, "keys": []},
         may_act=may_act,
     )
+
+
+async def key_rows(request: Request) -> Response:
+    """GET /admin/fragments/keys: the rows of the table of keys."""
+    rows = _key_rows(request)["keys"]
+    return context(request).templates.render(request, "admin/_key_rows.html", "Keys", "admin", keys=rows)
+
+
+def _key_rows(request: Request) -> dict[str, Any]:
+    """The keys with their times in words."""
+    found = listing(request)
+    rows = [
+        {**row, "created_text": utc_text(row["created_at"]), "last_used_text": utc_text(row["last_used_at"])}
+        for row in found["keys"]
+    ]
+    return {**found, "keys": rows}
 
 
 async def audit_rows(request: Request) -> Response:

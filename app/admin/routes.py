@@ -11,6 +11,7 @@ ROUTES: tuple[RouteRow, ...] = (
     RouteRow("/engine", ("GET",), pages.engine_page, _READ, "engine_page"),
     RouteRow("/admin", ("GET",), pages.admin_page, _READ, "admin_page"),
     RouteRow("/admin/fragments/audit", ("GET",), pages.audit_rows, _ADMIN, "audit_rows"),
+    RouteRow("/admin/fragments/keys", ("GET",), pages.key_rows, _ADMIN, "key_rows"),
     RouteRow("/metrics", ("GET",), api.metrics, _READ, "metrics"),
     RouteRow("/admin/api/state", ("GET",), api.state, _READ, "state"),
     RouteRow("/admin/api/blocks", ("GET",), api.blocks, _READ, "blocks"),

@@ -3,6 +3,7 @@
 import { setText } from "../page.js";
 import { engineStream } from "../stream.js";
 import { Actions } from "./actions.js";
+import { Keys } from "./keys.js";
 import { LimitsForm } from "./limits.js";
 
 const REFRESH_MS = 250;
@@ -17,6 +18,8 @@ class AdminPage {
     const onDone = () => this.refetchAudit();
     this.form = new LimitsForm(root, { state, now: () => this.now(), onApplied: onDone });
     this.actions = new Actions(root, { state, onDone });
+    const keys = root.querySelector("[data-keys]");
+    if (keys && document.getElementById("key-rows")) this.keys = new Keys(keys, { question: this.actions.question, onDone });
     this.localiseTimes();
     document.body.addEventListener("htmx:afterSwap", () => this.localiseTimes());
     document.body.addEventListener("htmx:after:swap", () => this.localiseTimes());
