@@ -19,7 +19,7 @@ class EngineConfig:
     dtype: str = "auto"  # auto, float32, bfloat16, float16
     kv_cache_dtype: str = "auto"  # auto = as dtype
     device: str = "auto"  # auto, cpu, cuda
-    attention_backend: str = "auto"  # auto, cpu, reference
+    attention_backend: str = "auto"  # auto, native, cpu, reference
     max_model_len: int | None = None  # None = the model's, shrunk to what the pool holds
     block_size: int = 16
     kv_cache_memory_bytes: int = 2 * GIB  # on a CPU; capped by free memory
@@ -28,6 +28,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     threads: int | None = None  # None = all cores this process may use
     seed: int = 0  # seeds the draws of per-request seeds
+    generation_config: str = "auto"  # auto = the model's generation_config.json gives defaults; vllm = it doesn't
     limits: Limits = field(default_factory=Limits)
 
 
@@ -55,3 +56,5 @@ class ModelInfo:
     kv_bytes_per_block: int
     weights_bytes: int
     threads: int
+    # The model's own sampling parameters for where a client is silent: (name in SamplingParams, value).
+    generation_defaults: tuple[tuple[str, float], ...] = ()

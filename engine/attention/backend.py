@@ -18,6 +18,7 @@ from kernels.registry import KernelError, select
 
 # Name that a user may ask for -> why it is what it is.
 BACKENDS = {
+    "native": "a step's layers in one call",
     "cpu": "gathers blocks, then PyTorch's attention",
     "reference": "float32 loops, slow, for checking",
 }
@@ -93,17 +94,28 @@ class StepAttention:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def choose_backend(requested: str, device: str) -> tuple[str, str]:
+def choose_backend(requested: str, device: str, native_obstacle: str | None) -> tuple[str, str]:
     """(name, reason) of the backend for `requested` ("auto" or a name) on `device`.
+
+    Args:
+        requested: what the user asks for.
+        device: kind.
+        native_obstacle: why this model can't be computed natively here; None = it can.
 
     Raises:
         StartupError: there is no such backend, or it can't run here.
     """
     if requested not in ("auto", *BACKENDS):
         raise StartupError(f"--attention-backend {requested}: there are auto, {', '.join(BACKENDS)}")
+    chosen = "best that runs here" if requested == "auto" else "as requested"
+    if requested in ("auto", "native"):
+        if native_obstacle is None:
+            return "native", f"{BACKENDS['native']}; {chosen}"
+        if requested == "native":
+            raise StartupError(f"--attention-backend native: {native_obstacle}")
+        chosen += f"; not native: {native_obstacle}"
     try:
         name = select("paged_decode", device, requested).name
     except KernelError as error:
         raise StartupError(f"--attention-backend {requested}: {error}") from error
-    chosen = "best that runs here" if requested == "auto" else "as requested"
     return name, f"{BACKENDS[name]}; {chosen}"

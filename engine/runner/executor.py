@@ -12,12 +12,16 @@ import torch
 from engine.attention.backend import AttentionBackend, choose_backend
 from engine.config import EngineConfig, ModelInfo
 from engine.errors import StartupError
-from engine.models.decoder import Decoder
+from engine.models.config import ModelConfig
+from engine.models.decoder import Decoder, DecoderWeights
+from engine.models.native import pack_weights, why_not_native
+from engine.runner.forward import Forward, NativeForward, TorchForward
 from engine.runner.kv_memory import GIB, free_memory, plan_kv
 from engine.runner.model_runner import ModelRunner
 from engine.runner.sampler import Sampler
 from engine.weights.checkpoint import resolve_model
 from engine.weights.loader import load_weights, open_checkpoint
+from kernels.cpu.native import NativeKernels
 from kernels.layout import KVLayout, allocate
 
 logger = logging.getLogger(__name__)
@@ -38,7 +42,6 @@ def load_runner(config: EngineConfig) -> ModelRunner:
     if config.block_size < 1:
         raise StartupError(f"--block-size {config.block_size}: at least one token")
     device = "cpu"
-    backend_name, backend_reason = choose_backend(config.attention_backend, device)
     threads = config.threads or usable_cores()
     torch.set_num_threads(threads)
     checkpoint = resolve_model(config.model)
@@ -46,8 +49,11 @@ def load_runner(config: EngineConfig) -> ModelRunner:
     model = loaded.config
     dtype, dtype_reason = choose_dtype(config.dtype)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else _named_dtype("--kv-cache-dtype", config.kv_cache_dtype)
+    obstacle = why_not_native(model, loaded.source.names(), dtype, kv_dtype)
+    backend_name, backend_reason = choose_backend(config.attention_backend, device, obstacle)
     # float32 stays on the plain path, whose results the tests hold against transformers'.
-    weights = load_weights(loaded.source, model, dtype, is_packed=dtype == torch.bfloat16)
+    is_packed = backend_name != "native" and dtype == torch.bfloat16
+    weights = load_weights(loaded.source, model, dtype, is_packed=is_packed)
     layout = KVLayout(model.num_kv_heads, config.block_size, model.head_dim)
     bytes_per_block = layout.bytes_per_block(model.num_layers, kv_dtype)
     if model.max_exact_len < model.max_position_embeddings:
@@ -70,7 +76,15 @@ def load_runner(config: EngineConfig) -> ModelRunner:
         raise StartupError(
             f"{plan.num_blocks} KV blocks of {bytes_per_block} bytes could not be allocated: {error}"
         ) from error
-    backend = AttentionBackend(backend_name, device, kv_pool, model.head_dim**-0.5)
+    num_parameters = weights.num_parameters(is_tied=model.tie_word_embeddings)
+    if backend_name == "native":
+        kernels = NativeKernels(threads)
+        packed = pack_weights(kernels, model, weights, plan.max_model_len)
+        weights_bytes, backend_reason = packed.num_bytes, f"{kernels.instruction_set}: {backend_reason}"
+        forward: Forward = NativeForward(kernels.bind(packed, kv_pool))
+    else:
+        weights_bytes = sum(tensor.numel() * tensor.element_size() for tensor in weights.tensors())
+        forward = _torch_forward(backend_name, device, model, weights, plan.max_model_len, kv_pool)
     info = ModelInfo(
         name=config.served_model_name or checkpoint.name,
         architecture=model.architecture,
@@ -79,7 +93,7 @@ def load_runner(config: EngineConfig) -> ModelRunner:
         device=device,
         attention_backend=f"{backend_name} ({backend_reason})",
         quantization=loaded.source.quantization(_name_of(dtype)),
-        num_parameters=weights.num_parameters(is_tied=model.tie_word_embeddings),
+        num_parameters=num_parameters,
         num_layers=model.num_layers,
         num_heads=model.num_heads,
         num_kv_heads=model.num_kv_heads,
@@ -90,7 +104,7 @@ def load_runner(config: EngineConfig) -> ModelRunner:
         block_size=config.block_size,
         num_blocks=plan.num_blocks,
         kv_bytes_per_block=bytes_per_block,
-        weights_bytes=sum(tensor.numel() * tensor.element_size() for tensor in weights.tensors()),
+        weights_bytes=weights_bytes,
         threads=threads,
     )
     logger.info(
@@ -101,15 +115,26 @@ def load_runner(config: EngineConfig) -> ModelRunner:
         "KV cache: %d blocks of %d tokens, %.2f GiB, %s; max_model_len %d", info.num_blocks, info.block_size,
         kv_pool.nbytes / GIB, info.kv_cache_dtype, info.max_model_len,
     )  # fmt: skip
-    kernels = "reference" if backend_name == "reference" else "auto"
+    logger.info("attention backend: %s", info.attention_backend)
     return ModelRunner(
         info,
-        Decoder(model, weights, plan.max_model_len, kernels=kernels),
+        forward,
         kv_pool,
-        backend,
-        Sampler(model.vocab_size, kernels=kernels),
+        Sampler(model.vocab_size, kernels=_kernels_of(backend_name)),
         num_rows=min(_FIRST_ROWS, config.limits.max_num_seqs),
     )
+
+
+def _torch_forward(
+    backend: str, device: str, model: ModelConfig, weights: DecoderWeights, max_len: int, kv_pool: torch.Tensor
+) -> TorchForward:
+    decoder = Decoder(model, weights, max_len, kernels=_kernels_of(backend))
+    return TorchForward(decoder, AttentionBackend(backend, device, kv_pool, model.head_dim**-0.5))
+
+
+def _kernels_of(backend: str) -> str:
+    """Whose norm, rope, gate and sampling go with a backend's attention."""
+    return "reference" if backend == "reference" else "auto"
 
 
 def choose_dtype(requested: str) -> tuple[torch.dtype, str]:

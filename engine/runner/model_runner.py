@@ -12,10 +12,9 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from engine.attention.backend import AttentionBackend
 from engine.config import ModelInfo
 from engine.core.batch import Batch, Fork, SampledToken, StepOutput
-from engine.models.decoder import Decoder
+from engine.runner.forward import Forward
 from engine.runner.inputs import RowTable, StepInputs, build_inputs
 from engine.runner.prompt_logprobs import PromptScorer
 from engine.runner.sampler import Sampler, SampleResult
@@ -31,23 +30,20 @@ class ModelRunner:
     def __init__(
         self,
         info: ModelInfo,
-        decoder: Decoder,
+        forward: Forward,
         kv_pool: torch.Tensor,
-        backend: AttentionBackend,
         sampler: Sampler,
         *,
         num_rows: int,
     ) -> None:
         """Args: what `executor.load_runner` puts together; num_rows, sequences to make room for at first."""
         self.info = info
-        self._decoder = decoder
+        self._forward = forward
         self._kv_pool = kv_pool  # [num_layers, *cache shape], see kernels.layout
-        self._backend = backend
         self._sampler = sampler
-        self._dtype = decoder.weights.embedding.dtype
         self._table = RowTable(num_rows, info.max_model_len, info.block_size)
         self._eos_token_ids: dict[str, tuple[int, ...]] = {}
-        self._prompts = PromptScorer(decoder)
+        self._prompts = PromptScorer(forward)
         self._grammars: Grammars | None = None
 
     def use_grammars(self, grammars: Grammars) -> None:
@@ -67,14 +63,15 @@ class ModelRunner:
             return StepOutput(())
         with torch.inference_mode():
             inputs = build_inputs(self._table, batch.scheduled)
-            attention = self._backend.begin(inputs.attention, self._dtype)
             ready = perf_counter()
-            hidden = self._decoder.forward(inputs.token_ids, inputs.positions, attention)
+            hidden, layers = self._forward.hidden(inputs)
+            walked = perf_counter()
             logits, seq_ids = self._logits(batch, inputs, hidden)
             computed = perf_counter()
             scores = self._prompts.score(batch.scheduled, inputs.last_tokens, hidden, self._table)
             sampled, failed = self._sample(batch, logits, seq_ids)
-        phases = (("inputs", ready - begin), ("forward", computed - ready), ("sample", perf_counter() - computed))
+        ends = (("head", computed - walked), ("sample", perf_counter() - computed))
+        phases = (("inputs", ready - begin), *layers, *ends)
         return StepOutput(sampled, failed, phases, scores)
 
     def reset(self) -> None:
@@ -116,7 +113,7 @@ class ModelRunner:
         if not sampling:
             return hidden.new_empty((0, self.info.vocab_size), dtype=torch.float32), []
         last = inputs.last_tokens[sampling]
-        logits = self._decoder.logits(hidden[torch.from_numpy(last)])
+        logits = self._forward.logits(hidden[torch.from_numpy(last)])
         return logits, [batch.scheduled[index].seq_id for index in sampling]
 
     def _sample(

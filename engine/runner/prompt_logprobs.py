@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from engine.core.batch import PromptLogprobs, ScheduledSequence
-from engine.models.decoder import Decoder
+from engine.runner.forward import Forward
 from engine.runner.inputs import IntArray, RowTable
 from engine.runner.sampler import token_logprobs
 from engine.sampling_params import SamplingParams
@@ -19,8 +19,8 @@ _CHUNK = 64  # positions at a time: all logits of a long prompt would be gigabyt
 class PromptScorer:
     """Remembers which sequences want it, and scores what each step has computed of their prompts."""
 
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
         self._wanted: dict[str, int] = {}  # sequence -> how many alternatives of each token
 
     def add(self, seq_id: str, params: SamplingParams) -> None:
@@ -63,7 +63,7 @@ class PromptScorer:
             found = []
             for i in range(0, end - begin, _CHUNK):
                 part = targets[i : i + _CHUNK]
-                raw = torch.log_softmax(self._decoder.logits(hidden[first + i : first + i + len(part)]), dim=1)
+                raw = torch.log_softmax(self._forward.logits(hidden[first + i : first + i + len(part)]), dim=1)
                 found += token_logprobs(raw, part, np.full(len(part), top))
             scores.append(PromptLogprobs(step.seq_id, begin + 1, tuple(found)))
         return tuple(scores)

@@ -56,13 +56,14 @@ class _Cache(ctypes.Structure):
 
 class _Step(ctypes.Structure):
     _fields_ = (
-        ("num_tokens", _I32), ("num_seqs", _I32), ("max_blocks", _I32), ("num_rows", _I32), ("token_ids", _P),
-        ("positions", _P), ("slot_mapping", _P), ("query_starts", _P), ("seq_lens", _P), ("block_tables", _P),
-        ("row_tokens", _P), ("logits", _P), ("seconds", ctypes.c_double * 4),
+        ("num_tokens", _I32), ("num_seqs", _I32), ("max_blocks", _I32), ("token_ids", _P), ("positions", _P),
+        ("slot_mapping", _P), ("query_starts", _P), ("seq_lens", _P), ("block_tables", _P), ("hidden", _P),
+        ("seconds", ctypes.c_double * 3),
     )  # fmt: skip
 
 
-PHASES = ("attention", "linear", "rows", "head")  # of _Step.seconds
+# Of _Step.seconds; "elementwise" is embedding, norms, rotation and the cache's writes. The gate is in "linear".
+PHASES = ("attention", "linear", "elementwise")
 
 
 @lru_cache(maxsize=1)
@@ -82,6 +83,7 @@ def _library() -> tuple[ctypes.CDLL | None, str]:
         "allocate": (_P, [_I64]),
         "free": (None, [_P]),
         "step": (_I32, [_P, _P, _P, _P]),
+        "head": (_I32, [_P, _P, _P, _I64, _P]),
         "pack": (None, [_P, _P, _I32, _I32, _I32, _I32, _P]),
         "linear": (None, [_P, _P, _I32, _P, _I64, _I64, _I32, _P]),
         "rms_norm": (None, [_P, _P, _P, _I64, _I32, _F32, _I32, _P]),
@@ -230,7 +232,7 @@ class StepTensors:
                 if tensor.dtype != dtype or not tensor.is_contiguous():
                     raise ValueError(f"a step's tensor must be contiguous {dtype}, got {tensor.dtype}")
         return _Step(
-            self.token_ids.numel(), self.seq_lens.numel(), self.block_tables.shape[1], 0,
+            self.token_ids.numel(), self.seq_lens.numel(), self.block_tables.shape[1],
             *(tensor.data_ptr() for tensor in (*longs, *ints)),
         )  # fmt: skip
 
@@ -382,25 +384,31 @@ class NativeDecoder:
         )  # fmt: skip
         self._cache = _cache(kv_pool)
 
-    def step(self, inputs: StepTensors, row_tokens: torch.Tensor) -> tuple[torch.Tensor, tuple[float, ...]]:
-        """Compute one step.
-
-        Args:
-            inputs: of the step.
-            row_tokens: `[n]` int64, the tokens whose logits are wanted.
+    def step(self, inputs: StepTensors) -> tuple[torch.Tensor, tuple[float, ...]]:
+        """Compute one step; keys and values go into the pool.
 
         Returns:
-            Logits `[n, vocab_size]`, float32, and the seconds of each of `PHASES`.
+            The residual stream after the last layer `[num_tokens, hidden]`, float32, and the seconds of each of
+            `PHASES`.
         """
-        _check(row_tokens, (torch.int64,))
         struct = inputs.struct()
-        logits = torch.empty(row_tokens.numel(), self.model.head.out_features)
-        struct.num_rows, struct.row_tokens, struct.logits = row_tokens.numel(), row_tokens.data_ptr(), logits.data_ptr()
+        hidden = torch.empty(inputs.token_ids.numel(), self.model.shape.hidden)
+        struct.hidden = hidden.data_ptr()
         status = self.kernels._lib.pagedeck_step(
             self.kernels._handle, ctypes.byref(self._model), ctypes.byref(self._cache), ctypes.byref(struct)
         )
         _raise(status)
-        return logits, tuple(struct.seconds)
+        return hidden, tuple(struct.seconds)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """`[n, vocab_size]`, float32, of rows `[n, hidden]` of the residual stream."""
+        _check(hidden, (torch.float32,))
+        logits = torch.empty(hidden.shape[0], self.model.head.out_features)
+        status = self.kernels._lib.pagedeck_head(
+            self.kernels._handle, ctypes.byref(self._model), hidden.data_ptr(), hidden.shape[0], logits.data_ptr()
+        )
+        _raise(status)
+        return logits
 
 
 def _check(tensor: torch.Tensor, dtypes: Sequence[torch.dtype]) -> None:

@@ -173,7 +173,7 @@ def test_a_sliding_window_caps_the_length(tmp_path: Path, caplog: pytest.LogCapt
         ({"device": "cuda"}, "computes on the CPU only"),
         ({"dtype": "int8"}, "--dtype int8: there are auto, float32, bfloat16, float16"),
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8"),
-        ({"attention_backend": "triton"}, "--attention-backend triton: there are auto, cpu, reference"),
+        ({"attention_backend": "triton"}, "--attention-backend triton: there are auto, native, cpu, reference"),
         ({"block_size": 0}, "--block-size 0"),
         ({"max_model_len": 300}, "the model takes 1 to 256 tokens"),
         ({"num_kv_blocks": None, "kv_cache_memory_bytes": 50_000, "max_model_len": 256}, "largest length that fits"),
@@ -196,6 +196,8 @@ def test_info_says_what_is_in_force(tmp_path: Path, caplog: pytest.LogCaptureFix
     info = load_runner(config).info
     assert (info.name, info.dtype, info.kv_cache_dtype, info.device) == ("mine", "bfloat16", "float32", "cpu")
     assert info.attention_backend.startswith("cpu (")
+    assert "not native: it keeps the KV cache in the weights' bfloat16, not in float32" in info.attention_backend
+    assert info.attention_backend in caplog.text
     assert (info.num_blocks, info.max_model_len, info.threads) == (9, 144, 1)
     assert info.kv_bytes_per_block == 3 * 2 * 2 * 16 * 20 * 4
     assert info.vocab_size == SIZES["vocab_size"]

@@ -13,6 +13,7 @@ from engine.core.batch import Fork
 from engine.runner.executor import load_runner
 from engine.runner.model_runner import ModelRunner
 from engine.sampling_params import SamplingParams
+from kernels.cpu import native
 from tests.helpers.checkpoints import greedy, save_hf, tiny_llama
 from tests.runner.driver import GREEDY, Driver
 
@@ -45,9 +46,16 @@ def make_runner(folder: Path, backend: str = "cpu", **changes: object) -> ModelR
     return load_runner(EngineConfig(model=str(folder), **values))  # type: ignore[arg-type]
 
 
+@pytest.fixture(scope="module", params=["cpu", "native"])
+def backend(request: pytest.FixtureRequest) -> str:
+    if request.param == "native" and (reason := native.why_not()) is not None:
+        pytest.skip(f"no native kernels here: {reason}")
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def runner(folder: Path) -> ModelRunner:
-    return make_runner(folder)
+def runner(folder: Path, backend: str) -> ModelRunner:
+    return make_runner(folder, backend)
 
 
 @pytest.fixture
@@ -77,8 +85,8 @@ def test_together_whole_and_in_chunks(chunk: int, driver: Driver, expected: dict
 
 
 @pytest.mark.parametrize("block_size", [1, 8, 32])
-def test_other_block_sizes(folder: Path, block_size: int, expected: dict[str, list[int]]) -> None:
-    driver = Driver(make_runner(folder, block_size=block_size, num_kv_blocks=400 // block_size))
+def test_other_block_sizes(folder: Path, backend: str, block_size: int, expected: dict[str, list[int]]) -> None:
+    driver = Driver(make_runner(folder, backend, block_size=block_size, num_kv_blocks=400 // block_size))
     for name, prompt in prompts().items():
         driver.add(name, prompt)
     driver.run(list(prompts()), NUM_TOKENS, chunk=20)
@@ -218,10 +226,11 @@ def test_logprobs_are_those_of_the_models_distribution(driver: Driver, model: Pr
     assert (zero.rank, zero.top_token_ids) == (1, ())
 
 
-def test_phases_of_a_step_and_an_empty_step(driver: Driver) -> None:
+def test_phases_of_a_step_and_an_empty_step(driver: Driver, backend: str) -> None:
     driver.add("s5", prompts()["s5"])
     driver.step(["s5"])
-    assert [name for name, _ in driver.last.phases] == ["inputs", "forward", "sample"]
+    layers = ["attention", "linear", "elementwise"] if backend == "native" else ["forward"]
+    assert [name for name, _ in driver.last.phases] == ["inputs", *layers, "head", "sample"]
     assert all(seconds >= 0 for _, seconds in driver.last.phases)
     driver.remove("s5")
     assert driver.step([]) == {}

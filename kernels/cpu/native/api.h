@@ -55,15 +55,13 @@ struct PagedeckStep {
     int32_t num_tokens;
     int32_t num_seqs;
     int32_t max_blocks;            // columns of block_tables
-    int32_t num_rows;              // rows of logits
     const int64_t* token_ids;      // [num_tokens]
     const int64_t* positions;      // [num_tokens]
     const int64_t* slot_mapping;   // [num_tokens]
     const int32_t* query_starts;   // [num_seqs + 1]
     const int32_t* seq_lens;       // [num_seqs] including this step's tokens
     const int32_t* block_tables;   // [num_seqs][max_blocks]
-    const int64_t* row_tokens;     // [num_rows] token whose logits are wanted
-    float* logits;                 // [num_rows][vocab]
-    double seconds[4];             // out: attention, linear, norm and rope and cache writes, head
+    float* hidden;                 // [num_tokens][hidden], out: the residual stream after the last layer
+    double seconds[3];             // out: attention; products; embedding, norm, rope and cache writes
 };
 }

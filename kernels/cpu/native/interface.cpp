@@ -74,7 +74,7 @@ struct Context {
     int threads;
     Team team;
     Planner planner;
-    Buffer hidden, normed, qkv, query, attended, gated, partials, finished, scratch;
+    Buffer normed, qkv, query, attended, gated, partials, finished, scratch;
 };
 
 namespace {
@@ -108,12 +108,11 @@ Plan prepare_attention(Context& context, const PagedeckModel& model, const Paged
 }
 
 Plan prepare(Context& context, const PagedeckModel& model, const PagedeckStep& step, Workspace& space) {
-    const size_t n = std::max(step.num_tokens, step.num_rows);
+    const size_t n = step.num_tokens;
     const bool is_bf16 = model.is_bf16;
     const int64_t query = static_cast<int64_t>(model.num_heads) * model.head_dim;
     const int64_t qkv = query + 2 * static_cast<int64_t>(model.num_kv_heads) * model.head_dim;
     const auto words = [&](Buffer& buffer, int64_t count) { return buffer.get(n * count * 4); };
-    space.hidden = static_cast<float*>(words(context.hidden, model.hidden));
     space.normed = static_cast<uint32_t*>(words(context.normed, units(model.hidden, is_bf16)));
     space.qkv = static_cast<float*>(words(context.qkv, qkv));
     space.query = static_cast<uint32_t*>(words(context.query, units(query, is_bf16)));
@@ -177,6 +176,20 @@ int32_t pagedeck_step(void* handle, const PagedeckModel* model, const PagedeckCa
         const Plan plan = prepare(context, *model, *step, space);
         run(context, [&](int id, int size) {
             context.operations->step(context.team, id, size, *model, *cache, *step, space, plan);
+        });
+    } catch (const std::bad_alloc&) {
+        return kOutOfMemory;
+    }
+    return kOk;
+}
+
+// hidden: [rows][hidden]; logits: [rows][vocab].
+int32_t pagedeck_head(void* handle, const PagedeckModel* model, const float* hidden, int64_t rows, float* logits) {
+    Context& context = *static_cast<Context*>(handle);
+    try {
+        auto* normed = static_cast<uint32_t*>(context.normed.get(rows * units(model->hidden, model->is_bf16) * 4));
+        run(context, [&](int id, int size) {
+            context.operations->head(context.team, id, size, *model, hidden, rows, normed, logits);
         });
     } catch (const std::bad_alloc&) {
         return kOutOfMemory;

@@ -14,6 +14,15 @@ void step(Team& team, int id, int size, const PagedeckModel& model, const Pagede
     }
 }
 
+void head_rows(Team& team, int id, int size, const PagedeckModel& model, const float* hidden, int64_t rows,
+               uint32_t* normed, float* logits) {
+    if (model.is_bf16) {
+        head<BF16>(team, id, size, model, hidden, rows, normed, logits);
+    } else {
+        head<F32>(team, id, size, model, hidden, rows, normed, logits);
+    }
+}
+
 template <class T>
 void pack_as(Worker& worker, const void* weight, int out_features, int in_features, bool is_gate_up, uint32_t* packed) {
     PagedeckLinear shape{};
@@ -102,7 +111,7 @@ void attend_step(Team& team, int id, int size, const PagedeckModel& model, const
 }  // namespace
 
 extern const Operations operations;
-const Operations operations{step, pack, linear, norm_rows, write, attend_step};
+const Operations operations{step, head_rows, pack, linear, norm_rows, write, attend_step};
 
 }  // namespace PAGEDECK_ISA
 }  // namespace pagedeck

@@ -43,7 +43,6 @@ inline int state_floats(int head_dim) { return padded_dim(head_dim) + 32; }
 
 // Memory of a step, planned by interface.cpp; strides in elements of what is pointed to.
 struct Workspace {
-    float* hidden;      // [tokens][hidden]: the residual stream
     uint32_t* normed;   // [tokens][units of hidden]
     float* qkv;         // [tokens][qkv features]
     uint32_t* query;    // [tokens][units of heads * head_dim]
@@ -70,6 +69,8 @@ inline int64_t scratch_bytes(int head_dim, int group) {
 struct Operations {
     void (*step)(Team&, int id, int size, const PagedeckModel&, const PagedeckCache&, PagedeckStep&, const Workspace&,
                  const Plan&);
+    void (*head)(Team&, int id, int size, const PagedeckModel&, const float* hidden, int64_t rows, uint32_t* normed,
+                 float* logits);
     void (*pack)(Team&, int id, int size, const void* weight, int out_features, int in_features, bool is_gate_up,
                  bool is_bf16, uint32_t* packed);
     void (*linear)(Team&, int id, int size, const PagedeckLinear&, bool is_bf16, const uint32_t* x, int64_t stride,

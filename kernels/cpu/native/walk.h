@@ -65,7 +65,6 @@ void walk(Team& team, int id, int size, const PagedeckModel& model, const Pagede
     double& attention = step.seconds[0];
     double& linear = step.seconds[1];
     double& rows = step.seconds[2];
-    double& head = step.seconds[3];
     const int64_t n = step.num_tokens;
     const int hidden = model.hidden, query_width = model.num_heads * model.head_dim;
     const int qkv_width = query_width + 2 * model.num_kv_heads * model.head_dim;
@@ -83,16 +82,16 @@ void walk(Team& team, int id, int size, const PagedeckModel& model, const Pagede
     };
     const auto norm = [&](const float* weight) {
         each_row([&](int64_t row) {
-            rms_norm<T>(space.hidden + row * hidden, weight, hidden, model.eps,
+            rms_norm<T>(step.hidden + row * hidden, weight, hidden, model.eps,
                         reinterpret_cast<Element*>(space.normed + row * hidden_units));
         });
     };
 
-    each_row([&](int64_t row) { embed<T>(model, step.token_ids[row], space.hidden + row * hidden); });
+    each_row([&](int64_t row) { embed<T>(model, step.token_ids[row], step.hidden + row * hidden); });
     for (int index = 0; index < model.num_layers; index++) {
         const PagedeckLayer& layer = model.layers[index];
         const Output<T> qkv{Into::kStore, space.qkv, nullptr, qkv_width, qkv_width};
-        const Output<T> residual{Into::kAdd, space.hidden, nullptr, hidden, hidden};
+        const Output<T> residual{Into::kAdd, step.hidden, nullptr, hidden, hidden};
         const Output<T> gated{Into::kGate, nullptr, reinterpret_cast<Element*>(space.gated),
                               inner_units * T::kPerUnit, model.inner};
         norm(layer.input_norm);
@@ -115,15 +114,21 @@ void walk(Team& team, int id, int size, const PagedeckModel& model, const Pagede
         multiply<T>(worker, layer.down, space.gated, inner_units, n, residual);
         watch.add_to(linear);
     }
-    if (step.num_rows == 0) return;
-    worker.each(step.num_rows, [&](int64_t row) {
-        rms_norm<T>(space.hidden + step.row_tokens[row] * hidden, model.norm, hidden, model.eps,
-                    reinterpret_cast<Element*>(space.normed + row * hidden_units));
+}
+
+// Logits [rows][vocab] of rows of the residual stream.
+template <class T>
+void head(Team& team, int id, int size, const PagedeckModel& model, const float* hidden, int64_t rows,
+          uint32_t* normed, float* logits) {
+    Worker worker(team, id, size);
+    const int64_t stride = units_of(model.hidden, T::kPerUnit == 2);
+    worker.each(rows, [&](int64_t row) {
+        rms_norm<T>(hidden + row * model.hidden, model.norm, model.hidden, model.eps,
+                    reinterpret_cast<typename T::Element*>(normed + row * stride));
     });
     worker.barrier();
-    const Output<T> logits{Into::kStore, step.logits, nullptr, model.head.out_features, model.head.out_features};
-    multiply<T>(worker, model.head, space.normed, hidden_units, step.num_rows, logits);
-    watch.add_to(head);
+    const int vocab = model.head.out_features;
+    multiply<T>(worker, model.head, normed, stride, rows, Output<T>{Into::kStore, logits, nullptr, vocab, vocab});
 }
 
 }  // namespace PAGEDECK_ISA
