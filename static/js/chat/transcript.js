@@ -1,11 +1,14 @@
 // The transcript: one view per message, keyed by its id, so that what is finished is never drawn again.
 
 import { el, icon, setText } from "../page.js";
-import { MarkdownView } from "./markdown.js";
 import { receiptElements, statsElement, statusText } from "./stats.js";
 import { path, siblings } from "./store.js";
 
 const FOLLOW_PX = 64;
+
+// Fetched beside the page, not before it: the composer works while this is on its way.
+let MarkdownView = null;
+const loading = import("./markdown.js").catch(() => import("./plain.js"));
 
 function actionButton(action, glyph, label) {
   return el("button.btn.btn-quiet.btn-small.btn-icon", { type: "button", "data-action": action, title: label, "aria-label": label }, icon(glyph, "icon-small"));
@@ -134,6 +137,10 @@ export class Transcript {
     }, { passive: true });
     pill.addEventListener("click", () => this.toEnd());
     new ResizeObserver(() => this.settle()).observe(scroller);
+    loading.then((module) => {
+      MarkdownView = module.MarkdownView;
+      this.draw();
+    });
   }
 
   /** Shows a conversation, or the same one after a change. */
@@ -165,6 +172,7 @@ export class Transcript {
   }
 
   draw() {
+    if (!MarkdownView) return;
     const nodes = this.conversation ? path(this.conversation) : [];
     const wanted = new Set(nodes.map((node) => node.id));
     for (const [id, view] of this.views) {
