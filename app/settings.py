@@ -55,6 +55,7 @@ class Settings:
     attention_backend: str = _ENGINE.attention_backend
     threads: int | None = _ENGINE.threads
     seed: int = _ENGINE.seed
+    generation_config: str = _ENGINE.generation_config
     # KV cache
     block_size: int = _ENGINE.block_size
     kv_cache_memory_bytes: int = _ENGINE.kv_cache_memory_bytes
@@ -241,6 +242,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("threads", "int", _MODEL, "CPU threads for the model's arithmetic.", low=1, high=4096,
             none="all cores this process may use"),
     Setting("seed", "int", _MODEL, "Seeds the draw of a seed for each request that brings none.", low=0),
+    Setting("generation_config", "choice", _MODEL,
+            "Where the defaults of sampling come from where a request is silent: auto takes those of the model's "
+            "generation_config.json, vllm takes none of them.", choices=("auto", "vllm")),
     Setting("block_size", "int", _CACHE, "Tokens whose keys and values one block holds.", low=1, high=1024),
     Setting("kv_cache_memory_bytes", "bytes", _CACHE,
             "Memory for keys and values, as bytes or like 512M, 2GiB; capped by what is free.", low=1, metavar="SIZE"),

@@ -122,8 +122,11 @@ class Engine:
         """
         from engine.runner.executor import load_runner
         from engine.tokenizer.tokenizer import load_tokenizer
+        from engine.weights.generation_config import generation_defaults
 
         runner = load_runner(config)
+        if config.generation_config == "auto":
+            runner.info = replace(runner.info, generation_defaults=generation_defaults(config.model))
         tokenizer = load_tokenizer(config.model, config.tokenizer)
         return cls(
             runner, tokenizer, config.limits, enable_prefix_caching=config.enable_prefix_caching, seed=config.seed

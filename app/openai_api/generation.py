@@ -16,7 +16,7 @@ from starlette.types import Receive
 
 from engine.async_engine import AsyncEngine, RequestStream
 from engine.engine import Request as EngineRequest
-from engine.errors import EngineError
+from engine.errors import EngineError, InvalidValueError
 from engine.outputs import SequenceDelta
 
 T = TypeVar("T")
@@ -73,6 +73,7 @@ class Generation(AsyncIterator[PromptDelta]):
     """
 
     def __init__(self, engine: AsyncEngine, requests: Sequence[EngineRequest]) -> None:
+        self.request_ids = tuple(request.request_id for request in requests)
         self._engine = engine
         self._requests = requests
         self._open: set[str] = set()
@@ -159,14 +160,25 @@ class OpenGenerations:
 
     def __init__(self) -> None:
         self._open: set[Generation] = set()
+        self._ids: set[str] = set()
 
     def add(self, generation: Generation) -> None:
-        """Note one that begins."""
+        """Note one that begins. Its requests' ids are its own until it is discarded: only so can it abort them.
+
+        Raises:
+            InvalidValueError: an id is in use.
+        """
+        taken = next((request_id for request_id in generation.request_ids if request_id in self._ids), None)
+        if taken is not None:
+            raise InvalidValueError("request_id", taken, "unique among the requests that are alive")
+        self._ids.update(generation.request_ids)
         self._open.add(generation)
 
     def discard(self, generation: Generation) -> None:
         """Forget one that has ended."""
-        self._open.discard(generation)
+        if generation in self._open:
+            self._open.discard(generation)
+            self._ids.difference_update(generation.request_ids)
 
     def cut(self) -> None:
         """See `Generation.cut`."""

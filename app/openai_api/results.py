@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from engine.core.batch import TokenLogprobs
-from engine.outputs import SequenceDelta
+from engine.outputs import SequenceDelta, SequenceStats
 from engine.tokenizer.tokenizer import Tokenizer
 
 Json = dict[str, object]
@@ -22,6 +22,8 @@ class Gathered:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    stats: SequenceStats | None = None
 
     def add(self, delta: SequenceDelta) -> None:
         """Append what a delta brought."""
@@ -29,7 +31,8 @@ class Gathered:
         self.token_ids.extend(delta.token_ids)
         self.logprobs.extend(delta.logprobs)
         if delta.finish_reason is not None:
-            self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+            self.finish_reason, self.stop_reason, self.stats = delta.finish_reason, delta.stop_reason, delta.stats
+        self.prompt_logprobs += delta.prompt_logprobs
 
     @property
     def text(self) -> str:
@@ -44,10 +47,12 @@ class UsageCount:
     prompt_tokens: int
     completion_tokens: int = 0
     cached_tokens: int = 0
+    is_output_wanted: bool = True  # False: only the prompt is, and the one token that was made is not told
 
     def add(self, delta: SequenceDelta) -> None:
         """Count what a delta brought."""
-        self.completion_tokens += len(delta.token_ids)
+        if self.is_output_wanted:
+            self.completion_tokens += len(delta.token_ids)
         if delta.stats is not None and delta.index == 0:
             self.cached_tokens += delta.stats.num_cached_tokens
 
@@ -59,6 +64,20 @@ class UsageCount:
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
+
+
+def timings(stats: SequenceStats) -> Json:
+    """What `return_timings` tells of one sequence, in seconds on the engine's clock."""
+    steps = max(0, stats.num_output_tokens - 1)
+    return {
+        "queue_s": stats.queue_s,
+        "prefill_s": stats.prefill_s,
+        "ttft_s": stats.ttft_s,
+        "decode_s": stats.decode_s,
+        "tpot_s": stats.decode_s / steps if steps and stats.decode_s is not None else None,
+        "e2e_s": stats.e2e_s,
+        "num_preemptions": stats.num_preemptions,
+    }
 
 
 def finite(logprob: float) -> float:
@@ -85,6 +104,36 @@ def chat_logprobs(
         for token_id, lp in zip(token_ids, logprobs, strict=True)
     ]
     return {"content": content, "refusal": None}
+
+
+def prompt_logprobs(
+    tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], top: int
+) -> list[Json | None]:
+    """vLLM's `prompt_logprobs`: for each prompt token but the first an object of token id -> what is known of it."""
+
+    def entry(token_id: int, logprob: float, rank: int) -> Json:
+        return {"logprob": finite(logprob), "rank": rank, "decoded_token": tokenizer.token_text(token_id)}
+
+    told: list[Json | None] = [None]
+    for token_id, lp in zip(token_ids[1:], logprobs, strict=True):
+        best: Json = {str(other): entry(other, value, i + 1) for i, (other, value) in enumerate(top_tokens(lp, top))}
+        told.append({str(token_id): entry(token_id, lp.logprob, lp.rank), **best})
+    return told
+
+
+def echoed_logprobs(
+    tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], top: int
+) -> tuple[Json, int]:
+    """`logprobs` of an echoed prompt, whose first token has none, and where the next token's text begins."""
+    first = tokenizer.token_text(token_ids[0])
+    rest, offset = completion_logprobs(tokenizer, token_ids[1:], logprobs, top, len(first))
+    alone: Json = {"tokens": [first], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [0]}
+    return joined(alone, rest), offset
+
+
+def joined(first: Json, second: Json) -> Json:
+    """Two `logprobs` objects of a completion as one."""
+    return {name: [*first[name], *second[name]] for name in first}  # type: ignore[misc]
 
 
 def completion_logprobs(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -11,23 +12,17 @@ from starlette.responses import JSONResponse, Response
 
 from app.access import Role, RouteRow
 from app.context import AppContext, context
-from app.errors import ApiError
+from app.errors import ApiError, error_of
 from app.json_body import parse_body, read_body, read_json_object
-from app.openai_api.formats import Answer, ChatFormat, CompletionFormat
+from app.openai_api.answer import Answer
+from app.openai_api.formats import ChatFormat, CompletionFormat
+from app.openai_api.handling import Plan, answer, check_model, model_defaults
+from app.openai_api.messages_api import CountTokensBody, MessagesBody, MessagesFormat, messages_error
 from app.openai_api.prompts import encode_chat, encode_prompts
-from app.openai_api.responses import respond
-from app.openai_api.schemas import (
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    GenerationBody,
-    TokenizeChatBody,
-    TokenizeTextBody,
-)
+from app.openai_api.responses_api import ResponsesBody, ResponsesFormat
+from app.openai_api.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeChatBody, TokenizeTextBody
 from app.version import VERSION
-from engine.engine import Request as EngineRequest
-from engine.errors import InvalidValueError, RequestError
-from engine.sampling_params import SamplingParams
+from engine.errors import EngineError, InvalidValueError, RequestError
 
 STARTED_AT = int(time.time())
 
@@ -37,15 +32,18 @@ async def create_completion(request: Request) -> Response:
     ctx = context(request)
     body = await read_body(request, CompletionBody)
     check_model(ctx, body.model)
-    params = body.sampling_params()
-    prompts = await encode_prompts(
-        ctx.async_engine.tokenizer, body.prompt, add_special_tokens=body.add_special_tokens
-    )  # fmt: skip
-    answer = _answer(request, ctx, "cmpl", body, params, prompts)
-    return await respond(
-        request, _engine_requests(answer, body, params), CompletionFormat(answer),
-        stream=body.stream, include_usage=body.include_usage, headers=_headers(request, answer),
-    )  # fmt: skip
+    tokenizer = ctx.async_engine.tokenizer
+    params = body.sampling_params(model_defaults(request))
+    prompts = await encode_prompts(tokenizer, body.prompt, add_special_tokens=body.add_special_tokens)
+    echo: list[str] = []
+    if body.echo:
+        echo = [prompt if isinstance(prompt, str) else tokenizer.decode(prompt) for prompt in body.prompt]
+
+    def shape(about: Answer) -> CompletionFormat:
+        return CompletionFormat(about, echo, is_echo_only=body.is_echo_only)
+
+    plan = Plan("cmpl", body, params, prompts, shape, is_output_wanted=not body.is_echo_only)
+    return await answer(request, plan)
 
 
 async def create_chat_completion(request: Request) -> Response:
@@ -53,71 +51,67 @@ async def create_chat_completion(request: Request) -> Response:
     ctx = context(request)
     body = await read_body(request, ChatBody)
     check_model(ctx, body.model)
-    params = body.sampling_params()
+    params = body.sampling_params(model_defaults(request))
     prompt = await encode_chat(ctx.async_engine.tokenizer, body)
-    answer = _answer(request, ctx, "chatcmpl", body, params, [prompt])
+    with renamed({"prompt": "messages"}):  # the prompt is made of the messages
+        return await answer(request, Plan("chatcmpl", body, params, [prompt], ChatFormat))
+
+
+async def create_response(request: Request) -> Response:
+    """POST /v1/responses, in its text form."""
+    ctx = context(request)
+    body = await read_body(request, ResponsesBody)
+    check_model(ctx, body.model)
+    params = body.sampling_params(model_defaults(request))
+    with renamed({"messages": "input", "prompt": "input", "logprobs": "top_logprobs"}):
+        prompt = await encode_chat(ctx.async_engine.tokenizer, body.chat())
+        plan = Plan("resp", body, params, [prompt], lambda about: ResponsesFormat(about, body))
+        return await answer(request, plan)
+
+
+async def create_message(request: Request) -> Response:
+    """POST /v1/messages, in its text form. Errors have Anthropic's `type` around them."""
+    ctx = context(request)
     try:
-        return await respond(
-            request, _engine_requests(answer, body, params), ChatFormat(answer),
-            stream=body.stream, include_usage=body.include_usage, headers=_headers(request, answer),
-        )  # fmt: skip
+        body = await read_body(request, MessagesBody)
+        check_model(ctx, body.model)
+        params = body.sampling_params(model_defaults(request))
+        with renamed({"prompt": "messages", "stop": "stop_sequences"}):
+            prompt = await encode_chat(ctx.async_engine.tokenizer, body.chat())
+            return await answer(request, Plan("msg", body, params, [prompt], MessagesFormat))
+    except (ApiError, EngineError) as error:
+        return messages_error(error_of(error))
+
+
+async def count_message_tokens(request: Request) -> Response:
+    """POST /v1/messages/count_tokens."""
+    ctx = context(request)
+    try:
+        body = await read_body(request, CountTokensBody)
+        check_model(ctx, body.model)
+        prompt = await encode_chat(ctx.async_engine.tokenizer, body.chat())
+        return JSONResponse({"input_tokens": len(prompt)})
+    except (ApiError, EngineError) as error:
+        return messages_error(error_of(error))
+
+
+async def not_a_pooling_model(request: Request) -> Response:
+    """Embeddings, pooling and scores: this engine generates text."""
+    name = context(request).async_engine.info.name
+    raise ApiError(
+        400, f"the model {name!r} generates text; it cannot do {request.url.path.rpartition('/')[2]}",
+        param="model", code="unsupported_by_model",
+    )  # fmt: skip
+
+
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Name the fields at fault as this API does."""
+    try:
+        yield
     except RequestError as error:
-        if error.param == "prompt":  # the prompt is made of the messages
-            error.param = "messages"
+        error.param = names.get(error.param or "", error.param)
         raise
-
-
-def check_model(ctx: AppContext, model: str | None) -> None:
-    """Refuse another model's name; absent means the one there is.
-
-    Raises:
-        ApiError: 404.
-    """
-    name = ctx.async_engine.info.name
-    if model and model != name:
-        shown = model[:100]
-        message = f"the model {shown!r} is not served here; {name!r} is"
-        raise ApiError(404, message, param="model", code="model_not_found")
-
-
-def _answer(
-    request: Request,
-    ctx: AppContext,
-    prefix: str,
-    body: GenerationBody,
-    params: SamplingParams,
-    prompts: list[tuple[int, ...]],
-) -> Answer:
-    state = request.state
-    is_given = getattr(state, "is_request_id_given", True)
-    answer_id = f"{prefix}-{uuid.uuid4().hex if is_given else state.request_id}"
-    state.answer_id = answer_id
-    engine = ctx.async_engine
-    return Answer(
-        answer_id, engine.info.name, engine.tokenizer, tuple(prompts), params.n, params.logprobs, body.return_token_ids
-    )
-
-
-def _engine_requests(answer: Answer, body: GenerationBody, params: SamplingParams) -> list[EngineRequest]:
-    one = len(answer.prompts) == 1
-    return [
-        EngineRequest(
-            request_id=answer.id if one else f"{answer.id}-{i}",
-            prompt_token_ids=prompt,
-            sampling_params=params,
-            priority=body.priority,
-            queue_timeout_s=body.queue_timeout_s,
-            request_timeout_s=body.request_timeout_s,
-            cache_salt=body.cache_salt,
-            source="v1",
-        )
-        for i, prompt in enumerate(answer.prompts)
-    ]
-
-
-def _headers(request: Request, answer: Answer) -> dict[str, str]:
-    is_given = getattr(request.state, "is_request_id_given", False)
-    return {"x-request-id": request.state.request_id if is_given else answer.id}
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +195,13 @@ ROUTES: tuple[RouteRow, ...] = (
     RouteRow("/v1/models/{model:path}", ("GET",), get_model, Role.INFERENCE, "get_model"),
     RouteRow("/v1/completions", ("POST",), create_completion, Role.INFERENCE, "create_completion"),
     RouteRow("/v1/chat/completions", ("POST",), create_chat_completion, Role.INFERENCE, "create_chat_completion"),
+    RouteRow("/v1/responses", ("POST",), create_response, Role.INFERENCE, "create_response"),
+    RouteRow("/v1/messages", ("POST",), create_message, Role.INFERENCE, "create_message"),
+    RouteRow("/v1/messages/count_tokens", ("POST",), count_message_tokens, Role.INFERENCE, "count_message_tokens"),
+    *(
+        RouteRow(path, ("POST",), not_a_pooling_model, Role.INFERENCE, path.strip("/").replace("/", "_"))
+        for path in ("/v1/embeddings", "/pooling", "/score", "/v1/score", "/rerank", "/v1/rerank", "/classify")
+    ),
     RouteRow("/tokenize", ("POST",), tokenize, Role.INFERENCE, "tokenize"),
     RouteRow("/detokenize", ("POST",), detokenize, Role.INFERENCE, "detokenize"),
     RouteRow("/version", ("GET",), version, Role.INFERENCE, "version"),

@@ -6,12 +6,14 @@ fields are ignored; a known one that asks for what is not there is refused, beca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from app.json_body import Body
+from app.openai_api.structured_fields import ResponseFormat, StructuredFields
 from engine.errors import InvalidValueError
 from engine.sampling_params import MAX_LOGPROBS, SamplingParams
 
@@ -19,25 +21,30 @@ MAX_PROMPTS = 1024
 MAX_STOPS = 64
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 1024
+MAX_BAD_WORDS = 256
+MAX_ALLOWED_TOKEN_IDS = 2**18
 DEFAULT_COMPLETION_TOKENS = 16
+
+_NO_DEFAULTS: Mapping[str, float] = {}
 
 Prompt = str | list[int]
 Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 
-# Fields of the two APIs that would change the answer, and the values with which they don't.
+# Fields that would change the answer, and the values with which they don't.
 _UNSUPPORTED: dict[str, tuple[object, ...]] = {
-    "echo": (False,),
     "suffix": ("",),
+    "best_of": (1,),
     "use_beam_search": (False,),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "prompt_logprobs": (),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
+    "tools": ([],),
+    "functions": ([],),
+    "web_search_options": (),
+    "modalities": (["text"],),
+    "audio": (),
+    "chat_template": (),
+    "documents": ([],),
+    "prompt_embeds": (),
+    "truncate_prompt_tokens": (),
+    "guided_whitespace_pattern": (),
 }
 
 
@@ -65,13 +72,18 @@ def _prompts(value: object) -> object:
     return value
 
 
-def _stops(value: object) -> object:
+def stops(value: object, field: str = "stop") -> object:
+    """A string or a list of them as a list."""
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise ValueError("stop should be a string or a list of strings")
+        raise ValueError(f"{field} should be a string or a list of strings")
     if len(texts) > MAX_STOPS:
-        raise ValueError(f"stop should be at most {MAX_STOPS} strings, got {len(texts)}")
+        raise ValueError(f"{field} should be at most {MAX_STOPS} strings, got {len(texts)}")
     return texts
+
+
+def _stops(value: object) -> object:
+    return stops(value)
 
 
 def _logit_bias(value: object) -> object:
@@ -94,15 +106,14 @@ class StreamOptions(Body):
     """What a stream carries besides the answer."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
-class GenerationBody(Body):
-    """What both APIs take."""
+class SamplingFields(StructuredFields):
+    """What every API takes, by the names of OpenAI and vLLM."""
 
     model: str | None = None
     stream: bool = False
-    stream_options: StreamOptions | None = None
-    n: int = 1
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -117,13 +128,15 @@ class GenerationBody(Body):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
-    max_tokens: int | None = None
     skip_special_tokens: bool | None = None
+    bad_words: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_BAD_WORDS)] | None = None
+    allowed_token_ids: Annotated[list[int], Field(max_length=MAX_ALLOWED_TOKEN_IDS)] | None = None
     priority: Int64 = 0
     queue_timeout_s: float | None = None
     request_timeout_s: float | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    return_token_ids: bool = False
+    request_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_:-]{1,128}$")] | None = None
+    return_timings: bool = False
 
     @model_validator(mode="before")
     @classmethod
@@ -133,6 +146,39 @@ class GenerationBody(Body):
             if value is not None and value not in harmless:
                 raise InvalidValueError(name, value, "absent: this server cannot do it")
         return data
+
+    def _params(
+        self, defaults: Mapping[str, float], *, n: int = 1, max_tokens: int | None, logprobs: int | None = None
+    ) -> SamplingParams:
+        """Args: defaults, of the model, where the client is silent; the rest, what the APIs name differently."""
+        names = (
+            "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
+            "repetition_penalty", "include_stop_str_in_output", "ignore_eos", "min_tokens", "skip_special_tokens",
+        )  # fmt: skip
+        known = {name: value for name, value in defaults.items() if name in names}
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        allowed = self.allowed_token_ids
+        return SamplingParams(
+            n=n,
+            logit_bias=tuple((self.logit_bias or {}).items()),
+            stop=tuple(self.stop or ()),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            allowed_token_ids=None if allowed is None else tuple(allowed),
+            **known | given,
+        )
+
+
+class GenerationBody(SamplingFields):
+    """What chat and completions take."""
+
+    stream_options: StreamOptions | None = None
+    n: int = 1
+    max_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    return_token_ids: bool = False
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> GenerationBody:
@@ -145,21 +191,17 @@ class GenerationBody(Body):
         """Whether the stream ends with a chunk of usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def _params(self, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        names = (
-            "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
-            "repetition_penalty", "include_stop_str_in_output", "ignore_eos", "min_tokens", "skip_special_tokens",
-        )  # fmt: skip
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return SamplingParams(
-            n=self.n,
-            logit_bias=tuple((self.logit_bias or {}).items()),
-            stop=tuple(self.stop or ()),
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-            max_tokens=max_tokens,
-            logprobs=logprobs,
-            **given,
-        )
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether each chunk of the stream tells the usage so far."""
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats and self.include_usage
+
+    def _generation_params(
+        self, defaults: Mapping[str, float], *, max_tokens: int | None, logprobs: int | None
+    ) -> SamplingParams:
+        params = self._params(defaults, n=self.n, max_tokens=max_tokens, logprobs=logprobs)
+        asked = None if self.response_format is None else self.response_format.spec()
+        return replace(params, prompt_logprobs=self.prompt_logprobs, structured=self.structured_spec(asked))
 
 
 class CompletionBody(GenerationBody):
@@ -167,12 +209,24 @@ class CompletionBody(GenerationBody):
 
     prompt: Annotated[list[Prompt], BeforeValidator(_prompts)]
     logprobs: int | None = None
+    echo: bool = False
     add_special_tokens: bool = True
 
-    def sampling_params(self) -> SamplingParams:
-        """What the engine is asked for."""
+    @property
+    def is_echo_only(self) -> bool:
+        """Whether the prompt is all that is wanted, for its log-probabilities."""
+        return self.echo and self.max_tokens == 0
+
+    def sampling_params(self, defaults: Mapping[str, float] = _NO_DEFAULTS) -> SamplingParams:
+        """What the engine is asked for; it always makes a token, also where only the prompt is wanted."""
         max_tokens = DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
-        return self._params(max_tokens=max_tokens, logprobs=self.logprobs)
+        if self.is_echo_only:
+            max_tokens = 1
+        params = self._generation_params(defaults, max_tokens=max_tokens, logprobs=self.logprobs)
+        if self.echo and self.logprobs is not None:
+            asked = -1 if self.prompt_logprobs is None else self.prompt_logprobs
+            params = replace(params, prompt_logprobs=max(asked, self.logprobs))
+        return params
 
 
 class ChatFields(Body):
@@ -198,8 +252,8 @@ class ChatBody(GenerationBody, ChatFields):
     logprobs: bool = False
     top_logprobs: int | None = None
 
-    def sampling_params(self) -> SamplingParams:
-        """What the engine is asked for.
+    def sampling_params(self, defaults: Mapping[str, float] = _NO_DEFAULTS) -> SamplingParams:
+        """What the engine is asked for; `defaults` are the model's, where the client is silent.
 
         Raises:
             InvalidValueError: a field that has another name in `SamplingParams` is out of range.
@@ -212,7 +266,9 @@ class ChatBody(GenerationBody, ChatFields):
         if top and not self.logprobs:
             raise InvalidValueError("top_logprobs", top, "absent unless logprobs is true")
         max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return self._params(max_tokens=max_tokens, logprobs=top if self.logprobs else None)
+        if max_tokens is None and "max_tokens" in defaults:
+            max_tokens = int(defaults["max_tokens"])
+        return self._generation_params(defaults, max_tokens=max_tokens, logprobs=top if self.logprobs else None)
 
 
 class TokenizeTextBody(Body):

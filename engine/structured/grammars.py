@@ -3,20 +3,23 @@
 A spec is compiled once, off the engine thread (see `AsyncEngine.submit`), and kept while a request needs it. Each
 sequence has a matcher of its own, a cheap copy of the compiled one, so siblings and a sequence that starts again after
 a preemption are nothing special. The library is llguidance; its limits of work per compilation and per step make a
-pathological spec fail by itself.
+pathological spec fail by itself, and what they don't cover is tried in another process first (see `trial`).
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections import OrderedDict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import llguidance
 import numpy as np
 import numpy.typing as npt
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
 
 from engine.errors import InvalidValueError
 from engine.sampling_params import StructuredSpec
@@ -37,6 +40,11 @@ _LIMITS: dict[str, Any] = {
     "max_grammar_size": 100_000,
     "verbose_errors": False,
 }
+
+# Words in a spec that make the library look for a text which several patterns have in common: that has no limit.
+_RISKY = {"json_schema": ('"allOf"', '"pattern', '"format"', '"multipleOf"', '"propertyNames"'), "grammar": "&~%"}
+_TRIAL = Path(__file__).with_name("trial.py")
+MAX_TRIAL_S = 20.0  # its processor time is limited too; this is for a machine that is busy
 
 Mask = npt.NDArray[np.int32]
 
@@ -115,6 +123,10 @@ class Grammars:
             source = _grammar_source(spec)
         except ValueError as error:
             raise _refused(spec, str(error)) from None
+        if any(word in spec.text for word in _RISKY.get(spec.kind, ())):
+            problem = _trial(source)
+            if problem is not None:
+                raise _refused(spec, problem)
         matcher = llguidance.LLMatcher(
             self._tokenizer_of_library(spec), source, log_level=0, limits=llguidance.LLParserLimits(**_LIMITS)
         )
@@ -199,10 +211,22 @@ def _grammar_source(spec: StructuredSpec) -> str:
             return llguidance.LLMatcher.grammar_from_lark(_lark(spec.text))
 
 
+def _trial(source: str) -> str | None:
+    """What is wrong with a grammar, found where it can do no harm; None if nothing is."""
+    command = [sys.executable, "-I", str(_TRIAL)]
+    try:
+        done = subprocess.run(command, input=source.encode(), capture_output=True, timeout=MAX_TRIAL_S, check=False)
+    except subprocess.TimeoutExpired:
+        return "it needs too much work"
+    if done.returncode != 0:
+        return "it needs too much work"
+    return done.stdout.decode(errors="replace") or None
+
+
 def _lark(text: str) -> str:
     try:
         source: Any = any_to_lark(text)
-    except (GbnfToLarkError, ValueError, LookupError, RecursionError) as error:
+    except Exception as error:  # noqa: BLE001 - the converter raises that very class
         raise ValueError(f"neither Lark nor GBNF: {error}") from None
     return str(source)
 

@@ -8,77 +8,18 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from tests.app.v1.wrong_values import APIS, HUGE, WRONG_TYPES
 from tests.helpers.live_app import serve
 
-HUGE = 10**30
-WRONG_TYPES: dict[str, list[object]] = {
-    "boolean": ["yes", 1, 0.5, [], {}],
-    "integer": ["7", 1.5, True, [], {}],
-    "number": ["hot", True, [], {}],
-    "string": [7, True, [], {}],
-    "object": ["x", 7, True, []],
-}
-COMMON_FIELDS: dict[str, tuple[str, list[object]]] = {  # field -> (its type, values outside its range)
-    "model": ("string", []),
-    "stream": ("boolean", []),
-    "n": ("integer", [0, -1, 257, HUGE]),
-    "temperature": ("number", [-0.1, 2.1, HUGE]),
-    "top_p": ("number", [0, -1, 1.01]),
-    "top_k": ("integer", [-2]),
-    "min_p": ("number", [-0.1, 1.1]),
-    "seed": ("integer", [HUGE, -HUGE]),
-    "presence_penalty": ("number", [-2.1, 2.1]),
-    "frequency_penalty": ("number", [-2.1, 2.1]),
-    "repetition_penalty": ("number", [0, -1]),
-    "min_tokens": ("integer", [-1, 10_000]),
-    "max_tokens": ("integer", [0, -1]),
-    "ignore_eos": ("boolean", []),
-    "include_stop_str_in_output": ("boolean", []),
-    "skip_special_tokens": ("boolean", []),
-    "return_token_ids": ("boolean", []),
-    "priority": ("integer", [HUGE, -HUGE]),
-    "queue_timeout_s": ("number", [0, -1]),
-    "request_timeout_s": ("number", [0, -1]),
-    "cache_salt": ("string", ["", "s" * 1025]),
-    "stream_options": ("object", []),
-    "logit_bias": ("object", [{"x": 1}, {"": 1}, {"1.5": 1}, {"5": "much"}, {"5": None}, {"5": 101}, {"-1": 1},
-                              {"300": 1}, {str(HUGE): 1}, {"5": True}]),
-    "stop": ("", [7, True, {}, [7], [""], "", [["a"]], ["a"] * 65, [None]]),
-    "stop_token_ids": ("", [7, "7", ["7"], [1.5], [True], [-1], [300], [HUGE], [[1]], [1] * 1025, {}]),
-}  # fmt: skip
-COMPLETION_FIELDS: dict[str, tuple[str, list[object]]] = {
-    **COMMON_FIELDS,
-    "prompt": ("", [7, True, {}, [], "", [""], [True], [1.5], ["a", 1], [1, "a"], [[]], [[1], "a"], [["a"]], [[1.5]],
-                    [-1], [300], [HUGE], [[1], [300]], [None], "a" * 9000, [65] * 9000, ["a"] * 1025]),
-    "logprobs": ("integer", [-1, 21]),
-    "add_special_tokens": ("boolean", []),
-    "echo": ("", [True]),
-    "suffix": ("", ["x"]),
-}  # fmt: skip
-CHAT_FIELDS: dict[str, tuple[str, list[object]]] = {
-    **COMMON_FIELDS,
-    "messages": ("", [7, True, "hi", {}, [], [7], ["hi"], [None], [[]], [{}], [{"role": "user"}],
-                      [{"role": "nobody", "content": "a"}], [{"role": 7, "content": "a"}], [{"content": "a"}],
-                      [{"role": ["user"], "content": "a"}], [{"role": "user", "content": 7}],
-                      [{"role": "user", "content": {}}], [{"role": "user", "content": [7]}],
-                      [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
-                      [{"role": "user", "content": [{"type": "text"}]}],
-                      [{"role": "user", "content": [{"type": "text", "text": 7}]}],
-                      [{"role": "assistant", "content": "a", "tool_calls": 7}],
-                      [{"role": "user", "content": "a" * 9000}]]),
-    "max_completion_tokens": ("integer", [0, -1]),
-    "logprobs": ("boolean", []),
-    "top_logprobs": ("integer", [-1, 21, 3]),  # 3: without logprobs
-    "add_generation_prompt": ("boolean", []),
-    "continue_final_message": ("boolean", [True]),  # the last message is a user's
-    "chat_template_kwargs": ("object", [{"self": 1}, {"messages": []}, {"add_generation_prompt": False}]),
-    "response_format": ("", [{"type": "json_object"}]),
-}  # fmt: skip
+REQUIRED = {"prompt", "messages", "input", "max_tokens"}
 
 
-def rows(fields: dict[str, tuple[str, list[object]]]) -> list[tuple[str, object]]:
+def rows() -> list[tuple[str, str, object]]:
     return [
-        (field, value) for field, (kind, values) in fields.items() for value in [*WRONG_TYPES.get(kind, []), *values]
+        (path, field, value)
+        for path, (_, fields) in APIS.items()
+        for field, (kind, values) in fields.items()
+        for value in [*WRONG_TYPES.get(kind, []), *values]
     ]
 
 
@@ -96,6 +37,13 @@ def client() -> Iterator[httpx.Client]:
         assert answer.json()["usage"]["completion_tokens"] == 3
 
 
+PATHS = [*APIS, "/tokenize", "/detokenize"]
+FIRST_FIELD = {
+    "/v1/completions": "prompt", "/v1/chat/completions": "messages", "/v1/responses": "input",
+    "/v1/messages": "messages", "/tokenize": "prompt", "/detokenize": "tokens",
+}  # fmt: skip
+
+
 def check(answer: httpx.Response, field: str) -> None:
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
@@ -106,36 +54,25 @@ def check(answer: httpx.Response, field: str) -> None:
     assert len(answer.content) < 2000
 
 
-@pytest.mark.parametrize(("field", "value"), rows(COMPLETION_FIELDS), ids=name)
-def test_a_wrong_value_of_a_completion_is_a_400_that_names_the_field(
-    client: httpx.Client, field: str, value: object
-) -> None:
+@pytest.mark.parametrize(("path", "field", "value"), rows(), ids=name)
+def test_a_wrong_value_is_a_400_that_names_the_field(
+    client: httpx.Client, path: str, field: str, value: object
+) -> None:  # fmt: skip
     if field == "stream_options" and value == {}:
         value = []
-    check(client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2, field: value}), field)
+    check(client.post(path, json={**APIS[path][0], field: value}), field)
 
 
-@pytest.mark.parametrize(("field", "value"), rows(CHAT_FIELDS), ids=name)
-def test_a_wrong_value_of_a_chat_is_a_400_that_names_the_field(
-    client: httpx.Client, field: str, value: object
-) -> None:  # fmt: skip
-    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, field: value}
-    check(client.post("/v1/chat/completions", json=body), field)
+NULLS = [(path, field) for path, (_, fields) in APIS.items() for field in sorted({*fields} - REQUIRED)]
 
 
-@pytest.mark.parametrize("field", sorted({*COMPLETION_FIELDS} - {"prompt"}))
-def test_null_is_absent_in_a_completion(client: httpx.Client, field: str) -> None:
-    answer = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2, field: None})
+@pytest.mark.parametrize(("path", "field"), NULLS)
+def test_null_is_absent(client: httpx.Client, path: str, field: str) -> None:
+    answer = client.post(path, json={**APIS[path][0], field: None})
     assert answer.status_code == 200, answer.text
 
 
-@pytest.mark.parametrize("field", sorted({*CHAT_FIELDS} - {"messages"}))
-def test_null_is_absent_in_a_chat(client: httpx.Client, field: str) -> None:
-    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, field: None}
-    assert client.post("/v1/chat/completions", json=body).status_code == 200
-
-
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -171,9 +108,9 @@ def test_a_float_that_overflows_is_a_400(client: httpx.Client) -> None:
     check(client.post("/v1/completions", content=body, headers={"content-type": "application/json"}), "temperature")
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize("path", PATHS)
 def test_a_required_field_that_is_absent_or_null_is_a_400(client: httpx.Client, path: str) -> None:
-    field = {"/v1/chat/completions": "messages", "/detokenize": "tokens"}.get(path, "prompt")
+    field = FIRST_FIELD[path]
     for body in ({}, {field: None}):
         answer = client.post(path, json=body)
         check(answer, field)
@@ -186,9 +123,12 @@ def test_unknown_fields_are_ignored(client: httpx.Client) -> None:
 
 
 def test_a_prompt_that_cannot_fit_says_so_in_a_code(client: httpx.Client) -> None:
+    message = {"role": "user", "content": "a" * 9000}
     for path, body in (
         ("/v1/completions", {"prompt": "a" * 9000}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 9000}]}),
+        ("/v1/chat/completions", {"messages": [message]}),
+        ("/v1/responses", {"input": [message]}),
+        ("/v1/messages", {"messages": [message], "max_tokens": 5}),
     ):
         error = client.post(path, json=body).json()["error"]
         assert error["code"] == "context_length_exceeded"
@@ -199,6 +139,8 @@ def test_another_model_is_a_404_with_openais_code(client: httpx.Client) -> None:
     for path, body in (
         ("/v1/completions", {"prompt": "a"}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5}),
         ("/tokenize", {"prompt": "a"}),
         ("/detokenize", {"tokens": [1]}),
     ):

@@ -1,4 +1,4 @@
-"""Deltas to an HTTP answer: in one piece, or as OpenAI's server-sent events (`data: {...}`, `data: [DONE]`)."""
+"""Deltas to an HTTP answer, in one piece or as server-sent events; what they say is up to the format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.context import context
 from app.errors import ApiError, error_of
-from app.openai_api.formats import Format
+from app.openai_api.answer import Format
 from app.openai_api.generation import ClientWatch, Generation, OpenGenerations
 from app.openai_api.results import Gathered, Json, UsageCount
 from engine.engine import Request as EngineRequest
@@ -20,7 +20,6 @@ from engine.errors import EngineError
 
 logger = logging.getLogger(__name__)
 
-DONE = b"data: [DONE]\n\n"
 STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
@@ -28,25 +27,25 @@ async def respond(
     request: Request,
     requests: list[EngineRequest],
     shape: Format,
+    usage: UsageCount,
     *,
     stream: bool,
-    include_usage: bool,
     headers: dict[str, str],
 ) -> Response:
     """Run `requests` and answer in `shape`.
 
     Raises:
+        InvalidValueError: a request's id is in use.
         EngineError: a request was refused, or the engine died before an answer had begun.
         ApiError: 500 for a request that failed.
         ClientDisconnect: the client left; its requests are aborted.
     """
     engine = context(request).async_engine
-    usage = UsageCount(sum(len(item.prompt_token_ids) for item in requests))
-    work = _Work(ClientWatch(request.receive), Generation(engine, requests), request.app.state.open_generations)
+    work = _Work(request, Generation(engine, requests), request.app.state.open_generations)
     try:
         await work.watch.race(work.generation.submit())
         if stream:
-            frames = _frames(work.generation, shape, usage, include_usage=include_usage)
+            frames = _frames(work.generation, shape, usage)
             return EventStream(frames, work, headers={**headers, **STREAM_HEADERS})
         body = await work.watch.race(_whole(work.generation, shape, usage))
     except BaseException:
@@ -59,11 +58,11 @@ async def respond(
 class _Work:
     """What must be let go of at the end, whatever the end is."""
 
-    def __init__(self, watch: ClientWatch, generation: Generation, open_generations: OpenGenerations) -> None:
-        self.watch = watch
+    def __init__(self, request: Request, generation: Generation, open_generations: OpenGenerations) -> None:
+        open_generations.add(generation)
+        self.watch = ClientWatch(request.receive)
         self.generation = generation
         self._open = open_generations
-        open_generations.add(generation)
 
     def close(self) -> None:
         self.watch.close()
@@ -98,27 +97,31 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def frame(value: Json) -> bytes:
+def frame(value: Json, *, is_named: bool = False) -> bytes:
     """One event."""
-    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    name = f"event: {value['type']}\n".encode() if is_named else b""
+    return name + b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
-async def _frames(
-    generation: Generation, shape: Format, usage: UsageCount, *, include_usage: bool
-) -> AsyncIterator[bytes]:  # fmt: skip
+async def _frames(generation: Generation, shape: Format, usage: UsageCount) -> AsyncIterator[bytes]:
+    def framed(events: list[Json]) -> bytes:
+        return b"".join(frame(event, is_named=shape.has_named_events) for event in events)
+
     try:
+        if opening := shape.opening():
+            yield framed(opening)
         async for news in generation:
             usage.add(news.delta)
             if news.delta.finish_reason == "error":
                 raise failed(news.delta.error)
-            chunks = shape.chunks(news)
-            if chunks:
-                yield b"".join(map(frame, chunks))
-        if include_usage:
-            yield frame(shape.usage_chunk(usage))
+            if chunks := shape.chunks(news, usage):
+                yield framed(chunks)
+        if closing := shape.closing(usage):
+            yield framed(closing)
     except (ApiError, EngineError) as error:  # the status is sent: the stream itself must say it
-        yield frame(error_of(error).body())
-    yield DONE
+        yield framed(shape.failure(error_of(error)))
+    if shape.end:
+        yield shape.end
 
 
 async def _whole(generation: Generation, shape: Format, usage: UsageCount) -> Json:
