@@ -25,6 +25,7 @@ class Parrot:
         self._tokenizer = byte_tokenizer()
         self._changed = threading.Condition()
         self._allowed: int | None = None  # steps it may still do; None: any number
+        self._failure: str | None = None
 
     def hold(self) -> None:
         """No step from now on."""
@@ -38,6 +39,11 @@ class Parrot:
         """As many as it likes."""
         self._allow(None)
 
+    def fail(self, message: str) -> None:
+        """The next step breaks the engine."""
+        self._failure = message
+        self.go_on()
+
     def _allow(self, allowed: int | None) -> None:
         with self._changed:
             self._allowed = allowed
@@ -49,6 +55,8 @@ class Parrot:
             self._changed.wait_for(lambda: self._allowed is None or self._allowed > 0)
             if self._allowed is not None:
                 self._allowed -= 1
+        if self._failure is not None:
+            raise RuntimeError(self._failure)
 
     def choose(self, token_ids: list[int], params: SamplingParams) -> int:
         """For the fake runner: the next byte of what is to be said, or the end."""
