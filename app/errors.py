@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 MAX_MESSAGE = 1000  # characters: messages may show the value that is refused
 RETRY_AFTER_S = 1  # a full queue moves on with each finished request
 _PAGE_PATHS = ("/admin/api/", "/chat/api/")  # JSON below pages
-_PAGES = ("/", "/engine", "/admin", "/lab")
+_PAGES = ("/", "/engine", "/admin", "/api", "/lab")
 
 
 class ApiError(Exception):

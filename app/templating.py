@@ -55,7 +55,7 @@ class PageContext:
     """What every page gets as `page`."""
 
     title: str
-    active: str  # which part of the navigation: "chat", "engine", "admin" or ""
+    active: str  # which part of the navigation: "chat", "engine", "admin", "api" or ""
     role: str  # inference, read-only, admin; "" for a caller without one
     model_name: str
     version: str

@@ -31,13 +31,13 @@ def _limits_patch() -> Json:
 
 
 OPERATIONS: tuple[Operation, ...] = (
-    Operation("healthz", HEALTH, "Does the process answer", answer=answers.Health),
+    Operation("healthz", HEALTH, "Is the process up", answer=answers.Health),
     Operation("health", HEALTH, "Is the engine alive", answer=answers.Health, failures={503: "the engine is dead"}),
     Operation(
-        "readyz", HEALTH, "Should new work come here", "Never refused for a full queue.", answer=answers.Readiness,
+        "readyz", HEALTH, "Is it ready for work", "Never refused for a full queue.", answer=answers.Readiness,
         failures={503: "loading, dead, draining, stuck or paused: `reasons` says which"},
     ),
-    Operation("metrics", HEALTH, "Metrics for Prometheus",
+    Operation("metrics", HEALTH, "Prometheus metrics",
               "vLLM's names, and `pagedeck_` for what has no such name. OpenMetrics if the client accepts it.",
               text="text/plain"),
     Operation("openapi", HEALTH, "This description", "OpenAPI 3.2.", answer_schema={"type": "object"}),
@@ -58,14 +58,14 @@ OPERATIONS: tuple[Operation, ...] = (
                               example="1"),),
     ),
     Operation(
-        "engine_events", STATE, "The live state as a stream",
+        "engine_events", STATE, "Live state, streamed",
         "Server-sent events `hello`, `key` (the whole state), `delta`, `tick`, `bye`; it has no end. "
         "`Last-Event-ID` resumes it.",
         is_endless=True, event=answers.EngineEvent,
         parameters=(Parameter("last-event-id", "header", "The id of the last event that came.",
                               {"type": "string", "pattern": "^[A-Za-z0-9]{1,64}-[0-9]{1,15}$"}),),
     ),
-    Operation("info", STATE, "Model, process and settings", answer=answers.Info),
+    Operation("info", STATE, "Model and settings", answer=answers.Info),
     Operation("get_limits", LIMITS, "The limits", "With an ETag for the PATCH.", answer=Limits),
     Operation("limits_table", LIMITS, "The limits, explained", answer=answers.LimitsTable),
     Operation(

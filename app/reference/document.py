@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
@@ -56,8 +57,9 @@ def described(rows: Iterable[RouteRow]) -> Iterator[tuple[RouteRow, Operation]]:
             yield by_name[name], operation
 
 
-def openapi_document(rows: Iterable[RouteRow], root_path: str = "") -> Json:
-    """OpenAPI 3.2 (the first that can describe the events of a stream) of these routes."""
+@lru_cache(maxsize=4)
+def openapi_document(rows: tuple[RouteRow, ...], root_path: str = "") -> Json:
+    """OpenAPI 3.2 (the first that can describe the events of a stream) of these routes; shared, so read only."""
     listed = list(described(rows))
     schemas, definitions = _schemas(operation for _, operation in listed)
     paths: dict[str, Json] = {}

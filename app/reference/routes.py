@@ -20,4 +20,14 @@ async def openapi(request: Request) -> Response:
     return Response(dumps(document), media_type="application/json")
 
 
-ROUTES: tuple[RouteRow, ...] = (RouteRow("/openapi.json", ("GET",), openapi, Role.ANY, "openapi"),)
+async def api(request: Request) -> Response:
+    """GET /api."""
+    from app.reference.pages import api_page  # here: it reads what the operations are made of
+
+    return await api_page(request)
+
+
+ROUTES: tuple[RouteRow, ...] = (
+    RouteRow("/openapi.json", ("GET",), openapi, Role.ANY, "openapi"),
+    RouteRow("/api", ("GET",), api, Role.ANY, "api_page"),
+)

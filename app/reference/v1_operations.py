@@ -42,8 +42,9 @@ OPERATIONS: tuple[Operation, ...] = (
         "get_model", MODELS, "One model", "Names may hold slashes.", answer=Model, errors=_NO_MODEL,
         parameters=(Parameter("model", "path", "Its name.", required=True, example="{model}"),),
     ),
+    Operation("version", MODELS, "pagedeck's version", answer=Version),
     Operation(
-        "tokenize", TOKENS, "Text or messages to token ids",
+        "tokenize", TOKENS, "Text to token ids",
         "With `messages` through the chat template, with `prompt` as it is.",
         body=(TokenizeTextBody, TokenizeChatBody), answer=Tokens, errors=_NO_MODEL,
         example={"prompt": "paged attention", "return_token_strs": True},
@@ -52,5 +53,4 @@ OPERATIONS: tuple[Operation, ...] = (
         "detokenize", TOKENS, "Token ids to text", "Special tokens are part of the text.",
         body=(DetokenizeBody,), answer=Text, errors=_NO_MODEL, example={"tokens": [504, 1056, 253]},
     ),
-    Operation("version", MODELS, "pagedeck's version", answer=Version),
 )  # fmt: skip
