@@ -86,7 +86,7 @@ def _answer(request: Request, plan: Plan, params: SamplingParams) -> Answer:
     state, body = request.state, plan.body
     is_given = getattr(state, "is_request_id_given", True)
     name = body.request_id or (uuid.uuid4().hex if is_given else state.request_id)
-    state.answer_id = f"{plan.prefix}-{name}"
+    state.answer_id = f"{plan.prefix}{name}"
     engine = context(request).async_engine
     about = Answer(
         state.answer_id, engine.info.name, engine.tokenizer, tuple(plan.prompts), params.n, params.logprobs,

@@ -129,7 +129,7 @@ class ResponsesFormat:
     def __init__(self, answer: Answer, body: ResponsesBody) -> None:
         self._answer = answer
         self._body = body
-        self._message_id = answer.id.replace("resp", "msg", 1)
+        self._message_id = answer.id.replace("resp_", "msg_", 1)
         self._num_events = 0
         self._got = Gathered()
 

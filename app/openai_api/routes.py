@@ -42,7 +42,7 @@ async def create_completion(request: Request) -> Response:
     def shape(about: Answer) -> CompletionFormat:
         return CompletionFormat(about, echo, is_echo_only=body.is_echo_only)
 
-    plan = Plan("cmpl", body, params, prompts, shape, is_output_wanted=not body.is_echo_only)
+    plan = Plan("cmpl-", body, params, prompts, shape, is_output_wanted=not body.is_echo_only)
     return await answer(request, plan)
 
 
@@ -54,7 +54,7 @@ async def create_chat_completion(request: Request) -> Response:
     params = body.sampling_params(model_defaults(request))
     prompt = await encode_chat(ctx.async_engine.tokenizer, body)
     with renamed({"prompt": "messages"}):  # the prompt is made of the messages
-        return await answer(request, Plan("chatcmpl", body, params, [prompt], ChatFormat))
+        return await answer(request, Plan("chatcmpl-", body, params, [prompt], ChatFormat))
 
 
 async def create_response(request: Request) -> Response:
@@ -65,7 +65,7 @@ async def create_response(request: Request) -> Response:
     params = body.sampling_params(model_defaults(request))
     with renamed({"messages": "input", "prompt": "input", "logprobs": "top_logprobs"}):
         prompt = await encode_chat(ctx.async_engine.tokenizer, body.chat())
-        plan = Plan("resp", body, params, [prompt], lambda about: ResponsesFormat(about, body))
+        plan = Plan("resp_", body, params, [prompt], lambda about: ResponsesFormat(about, body))
         return await answer(request, plan)
 
 
@@ -78,7 +78,7 @@ async def create_message(request: Request) -> Response:
         params = body.sampling_params(model_defaults(request))
         with renamed({"prompt": "messages", "stop": "stop_sequences"}):
             prompt = await encode_chat(ctx.async_engine.tokenizer, body.chat())
-            return await answer(request, Plan("msg", body, params, [prompt], MessagesFormat))
+            return await answer(request, Plan("msg_", body, params, [prompt], MessagesFormat))
     except (ApiError, EngineError) as error:
         return messages_error(error_of(error))
 

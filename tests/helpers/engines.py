@@ -36,12 +36,13 @@ def make_engine(
     choose: Callable[[list[int], SamplingParams], int] = next_token,
     before_step: Callable[[Batch], None] | None = None,
     clock: Callable[[], float] | None = None,
+    generation_defaults: tuple[tuple[str, float], ...] = (),
     **limits: object,
 ) -> Engine:
     """An engine of bytes; `limits` are fields of `Limits`."""
     runner = FakeRunner(
         num_blocks=num_blocks, block_size=block_size, max_model_len=max_model_len, choose=choose,
-        before_step=before_step,
+        before_step=before_step, generation_defaults=generation_defaults,
     )  # fmt: skip
     return Engine(
         runner, byte_tokenizer(), Limits(**limits),  # type: ignore[arg-type]

@@ -76,12 +76,14 @@ class FakeRunner:
         vocab_size: int = 300,
         choose: Callable[[list[int], SamplingParams], int] = next_token,
         before_step: Callable[[Batch], None] | None = None,
+        generation_defaults: tuple[tuple[str, float], ...] = (),
     ) -> None:
         self.info = ModelInfo(
             name="fake", architecture="FakeForCausalLM", dtype="int", kv_cache_dtype="int", device="cpu",
             attention_backend="fake", quantization="none", num_parameters=0, num_layers=1, num_heads=1, num_kv_heads=1,
             head_dim=1, hidden_size=1, vocab_size=vocab_size, max_model_len=max_model_len, block_size=block_size,
             num_blocks=num_blocks, kv_bytes_per_block=block_size * 8, weights_bytes=0, threads=1,
+            generation_defaults=generation_defaults,
         )  # fmt: skip
         self.batches: list[Batch] = []
         self.rows: dict[str, _Row] = {}
