@@ -1,9 +1,10 @@
-"""Who is calling: a key in the Authorization header, or a signed cookie that a login gave out.
+"""Who is calling: a key in a header, or a signed cookie that a login gave out.
 
-On a loopback address without keys everyone is admin. A cookie holds the fingerprint of a key and an expiry, signed
-with a secret derived from the keys of the flags: it survives a restart, and is worth nothing once its key is taken
-away. Where no flag gives a key the secret is random and a restart ends the logins: what could be derived from created
-keys is in the store, and whoever reads the store must not be able to write cookies.
+The header is Authorization, or x-api-key, where Anthropic's clients put it. On a loopback address without keys
+everyone is admin. A cookie holds the fingerprint of a key and an expiry, signed with a secret derived from the keys of
+the flags: it survives a restart, and is worth nothing once its key is taken away. Where no flag gives a key the secret
+is random and a restart ends the logins: what could be derived from created keys is in the store, and whoever reads the
+store must not be able to write cookies.
 """
 
 from __future__ import annotations
@@ -100,9 +101,9 @@ class Authenticator:
         """
         if self.is_open:
             return Caller(Role.ADMIN, None)
-        header = connection.headers.get("authorization")
-        if header is not None:
-            scheme, _, text = header.partition(" ")
+        header, bare = connection.headers.get("authorization"), connection.headers.get("x-api-key")
+        if header is not None or bare is not None:
+            scheme, _, text = ("bearer", "", bare or "") if header is None else header.partition(" ")
             key = self.find(text.strip()) if scheme.lower() == "bearer" else None
             if key is None:
                 raise unauthorized("this API key is not known here", "invalid_api_key")

@@ -16,7 +16,7 @@ from app.access import Role, RouteRow
 from app.auth import COOKIE
 from app.reference import console_operations, v1_operations
 from app.reference.fields import ACCEPTED, FIELDS, FIELDS_OF
-from app.reference.operation import ErrorAnswer, Json, Operation, Parameter
+from app.reference.operation import Json, Operation, Parameter
 from app.version import VERSION
 
 OPERATIONS: dict[str, Operation] = {
@@ -31,6 +31,10 @@ NOT_DESCRIBED: dict[str, str] = {
     **dict.fromkeys(
         ("create_generation", "read_generation", "stop_generation", "chat_stream", "tokenize_chat"),
         "the chat page's own, see app/README.md; other clients have /v1",
+    ),
+    **dict.fromkeys(
+        ("v1_embeddings", "pooling", "score", "v1_score", "rerank", "v1_rerank", "classify"),
+        "refused: the model generates text",
     ),
 }
 
@@ -91,10 +95,10 @@ def openapi_document(rows: tuple[RouteRow, ...], root_path: str = "") -> Json:
 
 
 def _schemas(operations: Iterable[Operation]) -> tuple[dict[tuple[type, Mode], Json], dict[str, Any]]:
-    wanted: dict[tuple[type, Mode], None] = {(ErrorAnswer, "serialization"): None}
+    wanted: dict[tuple[type, Mode], None] = {}
     for operation in operations:
         wanted.update({(body, "validation"): None for body in operation.body})
-        for answer in (operation.answer, operation.event):
+        for answer in (operation.answer, operation.event, operation.error):
             if answer is not None:
                 wanted[answer, "serialization"] = None
     inputs = [(kind, mode, TypeAdapter[Any](kind)) for kind, mode in wanted]
@@ -183,12 +187,12 @@ def _responses(row: RouteRow, operation: Operation, schemas: dict[tuple[type, Mo
     if operation.text == "text/plain":  # the second as Prometheus asks for it
         content |= {kind: {"schema": {"type": "string"}} for kind in ("text/plain", "application/openmetrics-text")}
     if operation.event is not None:
-        error_event = [] if operation.is_endless else [schemas[ErrorAnswer, "serialization"]]
+        error_event = [] if operation.is_endless else [schemas[operation.error, "serialization"]]
         content["text/event-stream"] = _events([schemas[operation.event, "serialization"], *error_event], operation)
     responses: Json = {str(operation.status): {"description": _STATUS[operation.status], "content": content}}
     for status, why in operation.failures.items():
         responses[str(status)] = {"description": why, "content": content}
-    error: Json = {"application/json": {"schema": schemas[ErrorAnswer, "serialization"]}}
+    error: Json = {"application/json": {"schema": schemas[operation.error, "serialization"]}}
     for status, why in sorted(_errors(row, operation).items()):
         responses.setdefault(str(status), {"description": why, "content": error})
     return responses
@@ -197,7 +201,7 @@ def _responses(row: RouteRow, operation: Operation, schemas: dict[tuple[type, Mo
 def _events(data: list[Json], operation: Operation) -> Json:
     """A stream of events whose data is JSON."""
     fits: Json = {"contentMediaType": "application/json", "contentSchema": {"anyOf": data}}
-    last: list[Json] = [] if operation.is_endless else [{"const": "[DONE]"}]
+    last: list[Json] = [{"const": "[DONE]"}] if operation.is_closed_by_done and not operation.is_endless else []
     event: Json = {"type": "string", "anyOf": [*last, fits]}
     return {"itemSchema": {"type": "object", "required": ["data"], "properties": {"data": event}}}
 

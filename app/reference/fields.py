@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from app.openai_api.schemas import DEFAULT_COMPLETION_TOKENS, MAX_LOGIT_BIASES, MAX_PROMPTS, MAX_STOPS
+from app.openai_api.schemas import DEFAULT_COMPLETION_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIASES, MAX_PROMPTS, MAX_STOPS
 from engine.sampling_params import MAX_LOGPROBS
 
 Json = dict[str, object]
@@ -47,7 +47,6 @@ FIELDS: dict[str, Field] = {
     "min_tokens": Field("No end before so many tokens.", {"minimum": 0}),
     "max_tokens": Field("Longest answer in tokens.", {"minimum": 1}),
     "skip_special_tokens": Field("Leave special tokens out of the text."),
-    "spaces_between_special_tokens": Field("Accepted for compatibility; tokens are decoded as the tokenizer does."),
     "priority": Field("With the policy `priority`: lower goes first."),
     "queue_timeout_s": Field("End it with `timeout` if it has not begun by then; the server's limit holds too.",
                              {"exclusiveMinimum": 0}),
@@ -55,11 +54,33 @@ FIELDS: dict[str, Field] = {
                                {"exclusiveMinimum": 0}),
     "cache_salt": Field("Share cached prefixes only with requests of the same salt."),
     "return_token_ids": Field("Answer with the token ids of prompt and answer too."),
-    "request_id": Field("Names the request, in the engine too."),
-    "user": Field("Accepted and ignored."),
+    "request_id": Field("Names the request: the answer's id ends with it, in the engine too."),
+    "return_timings": Field("Tell the time in the queue, to the first token and in all."),
+    "prompt_logprobs": Field("Tell the log-probabilities of the prompt's tokens, and of so many likeliest ones.",
+                             {"minimum": 0, "maximum": MAX_LOGPROBS}),
+    "bad_words": Field(f"Text that must not come, up to {MAX_BAD_WORDS}."),
+    "allowed_token_ids": Field("Only these tokens may come."),
+    "response_format": Field("JSON: `json_object`, or `json_schema` with a schema that the answer fits."),
+    "structured_outputs": Field("One of `json`, `regex`, `choice`, `grammar` that the answer fits."),
+    "guided_json": Field("A JSON schema that the answer fits."),
+    "guided_regex": Field("A regular expression that the answer fits."),
+    "guided_choice": Field("The answer is one of these."),
+    "guided_grammar": Field("A grammar that the answer fits."),
     # completions
     "prompt": Field(f"Text, token ids, or a list of up to {MAX_PROMPTS} of either."),
     "add_special_tokens": Field("Put the tokenizer's special tokens around the text."),
+    "echo": Field("Put the prompt before the answer; with `max_tokens` 0 there is nothing else."),
+    # responses
+    "input": Field("A text, or messages with `role` and `content`."),
+    "instructions": Field("The system message."),
+    "max_output_tokens": Field("Longest answer in tokens; absent: up to the end of the context.", {"minimum": 1}),
+    "text": Field("`format`: what the answer fits, as `response_format` of chat."),
+    "include": Field("`message.output_text.logprobs`: tell the log-probability of each token."),
+    "metadata": Field("Given back as it is."),
+    # messages
+    "system": Field("The system message, a text or a list of text parts."),
+    "stop_sequences": Field(f"Texts that end the answer, up to {MAX_STOPS}."),
+    "thinking": Field("`disabled` or absent."),
     # chat
     "messages": Field("The conversation: objects with `role` and `content`, a text or a list of text parts."),
     "max_completion_tokens": Field("The newer name of `max_tokens`; absent: up to the end of the context.",
@@ -80,15 +101,32 @@ FIELDS: dict[str, Field] = {
 
 # (model, field) where one name means two things
 FIELDS_OF: dict[tuple[str, str], Field] = {
-    ("CompletionBody", "max_tokens"): Field(f"Longest answer in tokens; absent: {DEFAULT_COMPLETION_TOKENS}.",
-                                            {"minimum": 1}),
     ("CompletionBody", "logprobs"): Field("Tell the log-probability of each token, and of so many likeliest ones.",
                                           {"minimum": 0, "maximum": MAX_LOGPROBS}),
+    ("CompletionBody", "max_tokens"): Field(f"Longest answer in tokens; absent: {DEFAULT_COMPLETION_TOKENS}.",
+                                            {"minimum": 0}),
     ("ChatBody", "logprobs"): Field("Tell the log-probability of each token."),
     ("StepBody", "n"): Field("How many."),
     ("TokenizeTextBody", "prompt"): Field("The text."),
     ("TokenizeChatBody", "add_special_tokens"): Field("The template has written them already."),
 }  # fmt: skip
+
+
+def _message(*kinds: str) -> Json:
+    part = {
+        "type": "object",
+        "required": ["type", "text"],
+        "properties": {"type": {"enum": list(kinds)}, "text": {"type": "string"}},
+    }
+    return {
+        "type": "object",
+        "required": ["role", "content"],
+        "properties": {
+            "role": {"type": "string", "examples": ["user", "assistant", "system"]},
+            "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": part}]},
+        },
+    }
+
 
 # What a body may hold where a validator accepts more than the type that it makes of it.
 ACCEPTED: dict[tuple[str, str], Json] = {
@@ -111,24 +149,15 @@ ACCEPTED: dict[tuple[str, str], Json] = {
         "type": "object", "propertyNames": {"pattern": "^[0-9]{1,10}$"}, "maxProperties": MAX_LOGIT_BIASES,
         "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
     },
+    ("*", "stop_sequences"): {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": MAX_STOPS},
+    ("*", "allowed_token_ids"): {"type": "array", "items": _TOKEN, "minItems": 1},
     ("*", "stop_token_ids"): {"type": "array", "items": _TOKEN, "maxItems": 1024},
     ("*", "tokens"): {"type": "array", "items": _TOKEN},
-    ("*", "messages"): {
-        "type": "array", "minItems": 1,
-        "items": {
-            "type": "object", "required": ["role", "content"],
-            "properties": {
-                "role": {"type": "string", "examples": ["user", "assistant", "system"]},
-                "content": {
-                    "anyOf": [
-                        {"type": "string"},
-                        {"type": "array", "items": {
-                            "type": "object", "required": ["type", "text"],
-                            "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-                        }},
-                    ],
-                },
-            },
-        },
+    ("*", "messages"): {"type": "array", "minItems": 1, "items": _message("text")},
+    ("ResponsesBody", "input"): {
+        "anyOf": [
+            {"type": "string"},
+            {"type": "array", "minItems": 1, "items": _message("input_text", "output_text", "text")},
+        ],
     },
 }  # fmt: skip

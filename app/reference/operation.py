@@ -62,7 +62,8 @@ class Operation:
     text: str = ""  # media type of a success that is no JSON
     is_endless: bool = False  # a stream without an end
     event: type | None = None  # of a stream: what the `data:` of an event holds
-    stream_if: str = ""  # a stream only with this field true
+    is_closed_by_done: bool = True  # the last event of a stream is `[DONE]`
+    error: type = ErrorAnswer
     status: int = 200
     parameters: tuple[Parameter, ...] = ()
     errors: Mapping[int, str] = field(default_factory=dict)  # beside those that come with any request

@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+from app.openai_api.messages_api import CountTokensBody, MessagesBody
+from app.openai_api.responses_api import ResponsesBody
 from app.openai_api.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeChatBody, TokenizeTextBody
 from app.reference.operation import Operation, Parameter
-from app.reference.v1_answers import ChatChunk, ChatCompletion, Completion, Model, ModelList, Text, Tokens, Version
+from app.reference.v1_answers import (
+    ChatChunk,
+    ChatCompletion,
+    Completion,
+    InputTokens,
+    Message,
+    MessageError,
+    MessageEvent,
+    Model,
+    ModelList,
+    ResponseEvent,
+    ResponseObject,
+    Text,
+    Tokens,
+    Version,
+)
 
 GENERATION, TOKENS, MODELS = "Generation", "Tokens", "Models"
 
@@ -23,7 +40,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "create_chat_completion", GENERATION, "Answer a conversation",
         f"The messages go through the model's own chat template. {_STREAM}",
-        body=(ChatBody,), answer=ChatCompletion, event=ChatChunk, stream_if="stream", errors=_GENERATION_ERRORS,
+        body=(ChatBody,), answer=ChatCompletion, event=ChatChunk, errors=_GENERATION_ERRORS,
         example={
             "messages": [{"role": "user", "content": "What is a page table? One sentence."}],
             "max_tokens": 60, "temperature": 0.7, "stream": True,
@@ -32,8 +49,27 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "create_completion", GENERATION, "Go on with a text",
         f"No template: the prompt is what the model reads. {_STREAM}",
-        body=(CompletionBody,), answer=Completion, event=Completion, stream_if="stream", errors=_GENERATION_ERRORS,
+        body=(CompletionBody,), answer=Completion, event=Completion, errors=_GENERATION_ERRORS,
         example={"prompt": "The three laws of paging are", "max_tokens": 40, "stream": True},
+    ),
+    Operation(
+        "create_response", GENERATION, "Responses, text only",
+        "OpenAI's newer API for the same. Nothing is stored, there are no tools. A stream is server-sent events with "
+        "their type as name, from `response.created` to `response.completed` or `response.incomplete`.",
+        body=(ResponsesBody,), answer=ResponseObject, event=ResponseEvent, is_closed_by_done=False,
+        errors=_GENERATION_ERRORS,
+        example={"input": "Name three uses of a page table.", "max_output_tokens": 60, "stream": True},
+    ),
+    Operation(
+        "create_message", GENERATION, "Messages, text only",
+        "Anthropic's API for the same; its clients send their key as `x-api-key`. A stream is server-sent events with "
+        "their type as name, from `message_start` to `message_stop`.",
+        body=(MessagesBody,), answer=Message, event=MessageEvent, is_closed_by_done=False, error=MessageError,
+        errors=_GENERATION_ERRORS,
+        example={
+            "max_tokens": 60, "system": "Answer in one sentence.",
+            "messages": [{"role": "user", "content": "What is a page table?"}], "stream": True,
+        },
     ),
     Operation(
         "list_models", MODELS, "List the models", "One server has one model.", answer=ModelList,
@@ -48,6 +84,11 @@ OPERATIONS: tuple[Operation, ...] = (
         "With `messages` through the chat template, with `prompt` as it is.",
         body=(TokenizeTextBody, TokenizeChatBody), answer=Tokens, errors=_NO_MODEL,
         example={"prompt": "paged attention", "return_token_strs": True},
+    ),
+    Operation(
+        "count_message_tokens", TOKENS, "Tokens of messages", "As `/v1/messages` would read them.",
+        body=(CountTokensBody,), answer=InputTokens, error=MessageError, errors=_NO_MODEL,
+        example={"messages": [{"role": "user", "content": "paged attention"}]},
     ),
     Operation(
         "detokenize", TOKENS, "Token ids to text", "Special tokens are part of the text.",

@@ -130,8 +130,10 @@ def test_real_answers_of_the_generation_routes_conform() -> None:
     async def scenario() -> None:
         async with running_app() as app:
             chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "n": 2, "logprobs": True,
-                    "top_logprobs": 2, "return_token_ids": True}  # fmt: skip
-            text = {"prompt": ["a", "b"], "max_tokens": 3, "logprobs": 2, "return_token_ids": True}
+                    "top_logprobs": 2, "return_token_ids": True, "prompt_logprobs": 1,
+                    "return_timings": True}  # fmt: skip
+            text = {"prompt": ["a", "b"], "max_tokens": 3, "logprobs": 2, "return_token_ids": True, "echo": True,
+                    "prompt_logprobs": 1, "return_timings": True}  # fmt: skip
             for path, body, whole, chunk in (
                 ("/v1/chat/completions", chat, v1_answers.ChatCompletion, v1_answers.ChatChunk),
                 ("/v1/completions", text, v1_answers.Completion, v1_answers.Completion),
@@ -149,6 +151,35 @@ def test_real_answers_of_the_generation_routes_conform() -> None:
                 wrong = await post(app, path, {**body, "temperature": 9}).end()
                 assert wrong.status == 400
                 conforms(ErrorAnswer, wrong.body)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "whole", "event", "error"),
+    [
+        ("/v1/responses",
+         {"input": "hi", "max_output_tokens": 4, "include": ["message.output_text.logprobs"], "top_logprobs": 1},
+         v1_answers.ResponseObject, v1_answers.ResponseEvent, ErrorAnswer),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4},
+         v1_answers.Message, v1_answers.MessageEvent, v1_answers.MessageError),
+    ],
+)  # fmt: skip
+def test_real_answers_of_responses_and_messages_conform(
+    path: str, body: dict[str, object], whole: type, event: type, error: type
+) -> None:
+    async def scenario() -> None:
+        async with running_app() as app:
+            told = conforms(whole, (await post(app, path, {**body, "return_timings": True}).end()).body)
+            assert "timings" in told
+            stream = await post(app, path, {**body, "stream": True}).end()
+            events = [line[6:] for line in stream.body.split(b"\n") if line.startswith(b"data: ")]
+            assert len(events) > 6
+            for data in events:
+                conforms(event, data)
+            wrong = await post(app, path, {**body, "temperature": 9}).end()
+            assert wrong.status == 400
+            conforms(error, wrong.body)
 
     asyncio.run(scenario())
 

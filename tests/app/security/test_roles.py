@@ -19,6 +19,8 @@ CALLERS: dict[str, tuple[Role, dict[str, str]]] = {
     "another scheme": (Role.OPEN, {"authorization": f"Basic {ADMIN}"}),
     "inference": (Role.INFERENCE, {"authorization": f"Bearer {INFERENCE}"}),
     "read-only": (Role.READ_ONLY, {"authorization": f"Bearer {READ_ONLY}"}),
+    "inference as Anthropic's clients send it": (Role.INFERENCE, {"x-api-key": INFERENCE}),
+    "a wrong key as they send it": (Role.OPEN, {"x-api-key": "wrong"}),
     "admin": (Role.ADMIN, {"authorization": f"bearer {ADMIN}"}),
 }
 GRANTS = {
