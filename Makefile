@@ -26,7 +26,7 @@ NATIVE := $(VENV)/native.stamp
 DEV := $(VENV)/dev.stamp
 FRONT_END := static/node_modules/.package-lock.json
 
-.PHONY: help serve setup test test-fast check format bench wheel browser clean front-end
+.PHONY: screenshots help serve setup test test-fast check format bench wheel browser clean front-end
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -99,6 +99,9 @@ check: $(DEV) ## ruff, mypy and import-linter
 format: $(DEV) ## let ruff fix and format
 	@$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+screenshots: setup $(DEV) ## the pictures of the README, taken of a real server in Chromium
+	@$(BIN)/python -m tests.e2e.screenshots
 
 bench: setup ## throughput of mixed 32 and mixed 96, as rows of the README's table
 	@$(BIN)/python -m engine.bench.table $(BENCH_ARGS)

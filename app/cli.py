@@ -1,4 +1,4 @@
-"""The command `pagedeck`: serve, bench offline, bench online, version.
+"""The command `pagedeck`: serve, bench offline, bench online, bench schedule, version.
 
 Knows the flags (from `app.settings`) and nothing else; each command imports what it runs only when it runs, so that
 `--help`, `version` and a refused flag answer at once.
@@ -29,6 +29,8 @@ from app.version import VERSION
 # A bench starts its server where nobody else sees it; keys travel in the environment.
 _NOT_FOR_BENCHES = ("api_key", "host", "port", "root_path", "allowed_hosts", "data_dir")
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+DRY_RUN_BLOCKS, DRY_RUN_MAX_MODEL_LEN = 100_000, 16_384
+DRY_RUN_SETTINGS = ("block_size", "num_kv_blocks", "num_usable_blocks", "enable_prefix_caching", "max_model_len")
 
 
 class Parser(argparse.ArgumentParser):
@@ -67,6 +69,8 @@ def _run(args: argparse.Namespace, settings: Settings) -> int:
         from app.server import serve
 
         return serve(settings)
+    if args.bench == "schedule":
+        return _run_schedule(args, settings)
     from engine.bench.workloads import WorkloadError, load_workload
 
     try:
@@ -88,6 +92,27 @@ def _run(args: argparse.Namespace, settings: Settings) -> int:
     return run_online(
         settings, workload, reps=args.reps, warmup=args.warmup, base_url=args.base_url, flags=given_flags(settings)
     )
+
+
+def _run_schedule(args: argparse.Namespace, settings: Settings) -> int:
+    from engine.bench.schedule import bench_schedule
+    from engine.bench.workloads import WorkloadError
+
+    config = settings.engine_config()
+    try:
+        return bench_schedule(
+            args.trace,
+            config.limits,
+            num_blocks=config.num_kv_blocks or DRY_RUN_BLOCKS,
+            block_size=config.block_size,
+            max_model_len=config.max_model_len or DRY_RUN_MAX_MODEL_LEN,
+            enable_prefix_caching=config.enable_prefix_caching,
+            step_cost_s=args.step_cost_ms / 1e3,
+            token_cost_s=args.token_cost_us / 1e6,
+        )
+    except WorkloadError as error:
+        print(f"pagedeck: {error}", file=sys.stderr)
+        return EXIT_USAGE
 
 
 def given_flags(settings: Settings) -> list[str]:
@@ -130,8 +155,10 @@ def build_parser() -> Parser:
     )
     _add_settings(serve, SETTINGS)
 
-    bench = _add_command(commands, "bench", "Measure: offline (the engine alone) or online (over HTTP).")
-    benches = bench.add_subparsers(dest="bench", required=True, metavar="offline|online")
+    bench = _add_command(
+        commands, "bench", "Measure: offline (the engine alone), online (over HTTP), schedule (dry run)."
+    )
+    benches = bench.add_subparsers(dest="bench", required=True, metavar="offline|online|schedule")
     offline = _add_command(
         benches, "offline", "All requests at once, in this process, without HTTP; greedy, exactly max_tokens each."
     )
@@ -145,6 +172,12 @@ def build_parser() -> Parser:
         "--base-url", metavar="URL", help="Send to this server instead of starting one. Default: start one."
     )
     _add_settings(online, [s for s in SETTINGS if s.name == "api_key" or s.name not in _NOT_FOR_BENCHES])
+
+    schedule = _add_command(
+        benches, "schedule", "Dry run: the real scheduler over a recorded trace, with a model that only takes time."
+    )
+    _add_schedule_options(schedule)
+    _add_settings(schedule, [s for s in SETTINGS if s.group == "Scheduler" or s.name in DRY_RUN_SETTINGS])
 
     _add_command(commands, "version", "Print the versions of pagedeck and of what it is built on.")
     return parser
@@ -176,6 +209,37 @@ def _add_bench_options(parser: Parser) -> None:
         metavar="N",
         help="Short requests before the first repetition. Default: 4.",
     )
+
+
+def _add_schedule_options(parser: Parser) -> None:
+    group = parser.add_argument_group("Dry run")
+    group.add_argument(
+        "--trace",
+        required=True,
+        metavar="FILE",
+        help="An Azure LLM trace (CSV), a Mooncake trace or a workload file (JSON lines), gzipped or not. No default.",
+    )
+    group.add_argument(
+        "--step-cost-ms", type=_positive, default=15.0, metavar="X", help="Simulated time of any step. Default: 15 ms."
+    )
+    group.add_argument(
+        "--token-cost-us",
+        type=_positive,
+        default=30.0,
+        metavar="X",
+        help=f"And of each token in it. Default: 30 µs. Without --num-kv-blocks the pool has {DRY_RUN_BLOCKS:,} "
+        f"blocks, without --max-model-len sequences have at most {DRY_RUN_MAX_MODEL_LEN:,} tokens.",
+    )
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number > 0, got {text!r}")
+    return value
 
 
 def _at_least(low: int) -> Callable[[str], int]:

@@ -31,7 +31,9 @@ def test_serves_help_explains_every_flag_with_its_default(capsys: pytest.Capture
         assert words in text
 
 
-@pytest.mark.parametrize("command", [("serve",), ("bench",), ("bench", "offline"), ("bench", "online"), ("version",)])
+@pytest.mark.parametrize(
+    "command", [("serve",), ("bench",), ("bench", "offline"), ("bench", "online"), ("bench", "schedule"), ("version",)]
+)
 def test_every_command_has_help(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert help_of(*command, capsys=capsys).startswith(f"usage: pagedeck {' '.join(command)}")
 

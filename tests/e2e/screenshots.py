@@ -43,7 +43,7 @@ def ask(base_url: str, question: str) -> None:
 def page(browser: Browser, theme: str, width: int = 1440, height: int = 900) -> Page:
     """A page of a fresh profile."""
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)  # type: ignore[arg-type]
-    context.set_default_timeout(120_000)
+    context.set_default_timeout(300_000)
     return context.new_page()
 
 
