@@ -2,93 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 from starlette.applications import Starlette
 
 from app.context import AppContext
-from app.playground import generations as kept
 from engine.core.batch import Batch
 from engine.sampling_params import SamplingParams
-from tests.app.stream.asgi_client import AsgiStream
+from tests.app.chat.client import ME, OTHER, Page, ask, read, run, stream_of, try_ask
 from tests.helpers.engines import make_request
-from tests.helpers.live_app import Exchange, request, running_app
-
-ME, OTHER = "browser-one", "browser-two"
-Test = Callable[[Starlette, AppContext], Awaitable[None]]
-GREEDY = {"temperature": 0, "max_tokens": 12}
-
-
-def run(test: Test, **engine_options: Any) -> None:
-    async def main() -> None:
-        async with running_app(**engine_options) as app:
-            ctx: AppContext = app.state.ctx
-            # As often as there is something to say, so that tests see each step.
-            ctx.console.chat_streams._frame_interval_s = 0
-            await test(app, ctx)
-
-    asyncio.run(main())
-
-
-def stream_of(app: Starlette, client_id: str = ME) -> AsgiStream:
-    return AsgiStream(app, f"/chat/api/stream?client_id={client_id}")
-
-
-async def ask(app: Starlette, text: str = "hello", client_id: str = ME, **params: Any) -> dict[str, Any]:
-    exchange = await try_ask(app, text, client_id, **params)
-    assert exchange.status == 201, exchange.body
-    answer: dict[str, Any] = exchange.json()
-    return answer
-
-
-async def try_ask(app: Starlette, text: str = "hello", client_id: str = ME, **params: Any) -> Exchange:
-    messages = [{"role": "user", "content": text}]
-    body = {"client_id": client_id, "messages": messages, "params": {**GREEDY, **params}}
-    return await request(app, "POST", "/chat/api/generations", body)
-
-
-async def read(app: Starlette, generation_id: str) -> dict[str, Any]:
-    exchange = await request(app, "GET", f"/chat/api/generations/{generation_id}")
-    assert exchange.status == 200, exchange.body
-    answer: dict[str, Any] = exchange.json()
-    return answer
-
-
-class Page:
-    """What a page makes of its stream (the same as static/js/stream-fold.js)."""
-
-    def __init__(self, stream: AsgiStream) -> None:
-        self.generations: dict[str, dict[str, Any]] = {}
-        self.log: list[tuple[str, dict[str, Any]]] = []
-        self._stream = stream
-
-    async def read(self, kind: str, generation_id: str) -> dict[str, Any]:
-        """Take events up to the next of this kind for this generation."""
-        while True:
-            event, data, _ = await self._stream.next()
-            self.log.append((event, data))
-            key = data.get("generation_id")
-            if event == "snapshot":
-                assert data["offset"] == len(data["text"])
-                assert key not in self.generations, "a snapshot comes once per stream"
-                self.generations[key] = dict(data)
-            elif event == "delta":
-                generation = self.generations[key]
-                assert data["offset"] == len(generation["text"]), "neither a gap nor a repetition"
-                generation["text"] += data["text"]
-            elif event in ("status", "done"):
-                self.generations[key].update(data)
-                if event == "done":
-                    assert data["offset"] == len(self.generations[key]["text"])
-            if event == kind and key == generation_id:
-                return data
-
-    def kinds(self, generation_id: str) -> list[str]:
-        return [event for event, data in self.log if data.get("generation_id") == generation_id]
+from tests.helpers.live_app import request
 
 
 def test_an_answer_streams_to_its_browser_with_the_engine_s_own_counts() -> None:
@@ -455,81 +379,3 @@ def test_characters_of_several_bytes_and_units_are_counted_as_code_points() -> N
             assert page.generations[key]["text"] == text
 
     run(test, choose=spell)
-
-
-# ---- what is kept, and for how long ----------------------------------------------------------------------------------
-
-
-def test_what_nobody_reads_is_aborted_after_a_while_and_what_is_read_is_not() -> None:
-    async def test(app: Starlette, ctx: AppContext) -> None:
-        generations, now = ctx.console.generations, 1000.0
-        generations._now = lambda: now
-        await ctx.async_engine.pause("a look")
-        async with stream_of(app, OTHER) as stream:
-            abandoned = generations.get((await ask(app))["generation_id"])
-            followed = generations.get((await ask(app, client_id=OTHER))["generation_id"])
-            assert abandoned is not None
-            assert followed is not None
-            now += kept.ABANDON_S - 1
-            await generations.sweep()
-            assert len(ctx.async_engine.state.sequences) == 2
-            now += 2
-            await generations.sweep()
-            assert list(ctx.async_engine.state.sequences) == [followed.request_id]
-            await Page(stream).read("snapshot", followed.generation_id)
-        now += kept.ABANDON_S - 1  # its reader has only just left
-        await generations.sweep()
-        assert list(ctx.async_engine.state.sequences) == [followed.request_id]
-        now += 2
-        await generations.sweep()
-        assert not ctx.async_engine.state.sequences
-
-    run(test)
-
-
-def test_what_ended_is_kept_for_a_while_and_only_so_many() -> None:
-    async def test(app: Starlette, ctx: AppContext) -> None:
-        generations, now = ctx.console.generations, 1000.0
-        generations._now = lambda: now
-        async with stream_of(app) as stream:
-            key = (await ask(app))["generation_id"]
-            await Page(stream).read("done", key)
-        now += kept.KEEP_FINISHED_S
-        await generations.sweep()
-        assert generations.get(key) is not None
-        now += 1
-        await generations.sweep()
-        assert generations.get(key) is None
-        for _ in range(kept.MAX_KEPT + 5):
-            await generations.stop(generations.get((await ask(app))["generation_id"]))  # type: ignore[arg-type]
-        await generations.sweep()
-        assert len(generations.of_client(ME)) <= kept.MAX_KEPT
-
-    run(test)
-
-
-def test_the_end_of_the_application_ends_the_answer_and_then_the_stream() -> None:
-    async def main() -> None:
-        async with running_app() as app:
-            await app.state.ctx.async_engine.pause("a look")
-            client = await stream_of(app).__aenter__()
-            key = (await ask(app))["generation_id"]
-            await Page(client).read("snapshot", key)
-        events = await client.until("bye")
-        assert [event for event, *_ in events if event in ("done", "bye")] == ["done", "bye"]
-        done = next(data for event, data, _ in events if event == "done")
-        assert (done["generation_id"], done["finish_reason"]) == (key, "abort")
-        await client.ended.wait()
-        await client.leave()
-
-    asyncio.run(main())
-
-
-def test_a_disconnect_frees_the_reader_at_once() -> None:
-    async def test(app: Starlette, ctx: AppContext) -> None:
-        async with stream_of(app) as stream, stream_of(app):
-            await stream.next("hello")
-            assert ctx.console.chat_streams.num_readers == 2
-        assert ctx.console.chat_streams.num_readers == 0
-
-    run(test)
