@@ -18,8 +18,8 @@ from kernels.cpu.native import (
     PackedLayer,
     PackedLinear,
     PackedModel,
-    why_not,
 )
+from kernels.cpu.native_library import why_not
 
 
 def why_not_native(
@@ -55,7 +55,7 @@ def pack_weights(kernels: NativeKernels, config: ModelConfig, weights: DecoderWe
     """
 
     def packed(linear: Linear, *, is_gate_up: bool = False) -> PackedLinear:
-        result = kernels.pack(linear.weight, is_gate_up=is_gate_up)
+        result = kernels.pack(linear.weight, is_gate_up=is_gate_up, stored=linear.stored)
         _release(linear.weight)
         return result
 

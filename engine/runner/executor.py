@@ -52,8 +52,10 @@ def load_runner(config: EngineConfig) -> ModelRunner:
     obstacle = why_not_native(model, loaded.source.names(), dtype, kv_dtype)
     backend_name, backend_reason = choose_backend(config.attention_backend, device, obstacle)
     # float32 stays on the plain path, whose results the tests hold against transformers'.
-    is_packed = backend_name != "native" and dtype == torch.bfloat16
-    weights = load_weights(loaded.source, model, dtype, is_packed=is_packed)
+    is_native, is_bfloat16 = backend_name == "native", dtype == torch.bfloat16
+    weights = load_weights(
+        loaded.source, model, dtype, is_packed=is_bfloat16 and not is_native, keep_stored=is_bfloat16 and is_native
+    )
     layout = KVLayout(model.num_kv_heads, config.block_size, model.head_dim)
     bytes_per_block = layout.bytes_per_block(model.num_layers, kv_dtype)
     if model.max_exact_len < model.max_position_embeddings:
@@ -76,11 +78,14 @@ def load_runner(config: EngineConfig) -> ModelRunner:
         raise StartupError(
             f"{plan.num_blocks} KV blocks of {bytes_per_block} bytes could not be allocated: {error}"
         ) from error
+    quantization = loaded.source.quantization(_name_of(dtype))
     num_parameters = weights.num_parameters(is_tied=model.tie_word_embeddings)
-    if backend_name == "native":
+    if is_native:
         kernels = NativeKernels(threads)
         packed = pack_weights(kernels, model, weights, plan.max_model_len)
         weights_bytes, backend_reason = packed.num_bytes, f"{kernels.instruction_set}: {backend_reason}"
+        if packed.max_quantised_rows:
+            quantization += f", used as stored in steps of up to {packed.max_quantised_rows} tokens"
         forward: Forward = NativeForward(kernels.bind(packed, kv_pool))
     else:
         weights_bytes = sum(tensor.numel() * tensor.element_size() for tensor in weights.tensors())
@@ -92,7 +97,7 @@ def load_runner(config: EngineConfig) -> ModelRunner:
         kv_cache_dtype=_name_of(kv_dtype),
         device=device,
         attention_backend=f"{backend_name} ({backend_reason})",
-        quantization=loaded.source.quantization(_name_of(dtype)),
+        quantization=quantization,
         num_parameters=num_parameters,
         num_layers=model.num_layers,
         num_heads=model.num_heads,

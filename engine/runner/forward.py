@@ -10,7 +10,8 @@ import torch
 from engine.attention.backend import AttentionBackend
 from engine.models.decoder import Decoder
 from engine.runner.inputs import StepInputs
-from kernels.cpu.native import PHASES, NativeDecoder, StepTensors
+from kernels.cpu.native import NativeDecoder, StepTensors
+from kernels.cpu.native_library import PHASES
 
 Phases = tuple[tuple[str, float], ...]
 

@@ -9,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 
 from engine.errors import StartupError
 from engine.weights.checkpoint import read_json
+from kernels.cpu.native import StoredMatrix
 
 
 class SafetensorsFiles:
@@ -47,6 +48,10 @@ class SafetensorsFiles:
         with safe_open(self._shards[name], framework="pt") as shard:
             tensor: torch.Tensor = shard.get_tensor(name)
         return tensor
+
+    def stored(self, name: str) -> StoredMatrix | None:
+        """None: these files hold plain numbers."""
+        return None
 
     def quantization(self, dtype: str) -> str:
         """In words."""

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from engine.errors import StartupError
@@ -22,6 +23,7 @@ from engine.quant.gguf_blocks import PLAIN, dequantise
 from engine.weights.checkpoint import Checkpoint, read_json
 from engine.weights.gguf_file import GgufFile
 from engine.weights.hf_safetensors import SafetensorsFiles
+from kernels.cpu.native import QUANTISED, StoredMatrix
 
 
 class WeightSource(Protocol):
@@ -32,6 +34,9 @@ class WeightSource(Protocol):
 
     def load(self, name: str) -> torch.Tensor:
         """Tensor `name`, rows first."""
+
+    def stored(self, name: str) -> StoredMatrix | None:
+        """Tensor `name` in its blocks of few bits, if kernels can compute with those."""
 
     def quantization(self, dtype: str) -> str:
         """How the weights are stored and what `dtype` made of it, in words."""
@@ -64,11 +69,21 @@ class GgufWeights:
 
     def load(self, name: str) -> torch.Tensor:
         """Tensor `name`, float32."""
-        tensor = torch.from_numpy(dequantise(*self._file.raw(self._gguf_names[name])))
+        return self._in_order(name, torch.from_numpy(dequantise(*self._file.raw(self._gguf_names[name]))))
+
+    def stored(self, name: str) -> StoredMatrix | None:
+        """See `WeightSource`."""
+        rows, kind = self._file.raw(self._gguf_names[name])
+        if kind.name not in QUANTISED:
+            return None
+        # A copy: the library maps the file read-only, which PyTorch warns about.
+        return StoredMatrix(kind.name, self._in_order(name, torch.from_numpy(np.array(rows))).contiguous())
+
+    def _in_order(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         projection = name.split(".")[-2] if "." in name else ""
         if projection in self._family.interleaved_in_gguf:
-            return split_halves(tensor, self.num_heads if projection == "q_proj" else self.num_kv_heads)
-        return tensor
+            return split_halves(rows, self.num_heads if projection == "q_proj" else self.num_kv_heads)
+        return rows
 
     def quantization(self, dtype: str) -> str:
         """E.g. "Q4_1 dequantised to bfloat16": the type of most elements."""
@@ -124,9 +139,21 @@ def open_checkpoint(checkpoint: Checkpoint) -> LoadedCheckpoint:
 
 
 def load_weights(
-    source: WeightSource, config: ModelConfig, dtype: torch.dtype, *, is_packed: bool = False
+    source: WeightSource,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    *,
+    is_packed: bool = False,
+    keep_stored: bool = False,
 ) -> DecoderWeights:
-    """Load every weight as `dtype`; with `is_packed`, those of products in the layout that computes fastest here.
+    """Load every weight as `dtype`.
+
+    Args:
+        source: of the tensors.
+        config: of the model.
+        dtype: of the weights.
+        is_packed: put those of products into the layout that PyTorch computes fastest with here.
+        keep_stored: also keep matrices of few bits as they are stored, see `Linear.stored`.
 
     Raises:
         StartupError: a tensor is missing, has another shape than the config says, or isn't used.
@@ -147,8 +174,15 @@ def load_weights(
         bias = None
         if f"{names[0][0]}.bias" in unused:
             bias = torch.cat([take(f"{name}.bias", rows) for name, rows in names])
-        linear = Linear(weight, bias)
+        linear = Linear(weight, bias, stored([f"{name}.weight" for name, _ in names]))
         return linear.packed() if is_packed else linear
+
+    def stored(names: list[str]) -> StoredMatrix | None:
+        parts = [source.stored(name) for name in names] if keep_stored else []
+        found = [part for part in parts if part is not None]
+        if not found or len(found) < len(parts) or len({part.kind for part in found}) > 1:
+            return None
+        return StoredMatrix(found[0].kind, torch.cat([part.rows for part in found]))
 
     def layer(index: int) -> LayerWeights:
         prefix = f"model.layers.{index}"
@@ -169,15 +203,16 @@ def load_weights(
     q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     embedding = take("model.embed_tokens.weight", config.vocab_size, hidden)
     if config.tie_word_embeddings:
-        head = embedding
+        head, head_name = embedding, "model.embed_tokens.weight"
         unused.discard("lm_head.weight")  # some files store the tied matrix twice
     else:
-        head = take("lm_head.weight", config.vocab_size, hidden)
+        head_name = "lm_head.weight"
+        head = take(head_name, config.vocab_size, hidden)
     weights = DecoderWeights(
         embedding=embedding,
         layers=tuple(layer(index) for index in range(config.num_layers)),
         norm=take("model.norm.weight", hidden),
-        head=Linear(head).packed() if is_packed else Linear(head),
+        head=Linear(head).packed() if is_packed else Linear(head, stored=stored([head_name])),
         rope_divisors=take("rope_divisors", config.head_dim // 2).float() if "rope_divisors" in unused else None,
     )
     unused = {name for name in unused if not name.endswith("rotary_emb.inv_freq")}  # old files store the angles

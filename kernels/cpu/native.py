@@ -9,145 +9,122 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
-from kernels.cpu.build import build
+from kernels.cpu.native_library import (
+    CacheStruct,
+    LayerStruct,
+    LinearStruct,
+    ModelStruct,
+    StepStruct,
+    instruction_sets,
+    load_library,
+    why_not,
+)
 
-_P, _I32, _I64, _F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 _PANEL = 32  # outputs of a panel, see native/linear.h
 MAX_HEAD_DIM = 1024
 
 DTYPES = (torch.bfloat16, torch.float32)
 
 
+class _Quantised(NamedTuple):
+    """A block format of GGUF."""
+
+    code: int  # for the C interface
+    bits: int
+    block_bytes: int  # of 32 inputs
+
+
+_LARGE_PAGE = 2 << 20
+_BLOCK = 32
+QUANTISED = {"Q4_0": _Quantised(40, 4, 18), "Q4_1": _Quantised(41, 4, 20), "Q8_0": _Quantised(80, 8, 34)}
+MAX_QUANTISED_ROWS = 8  # registers allow no more
+_MAX_QUANTISED_INPUTS = 32768
+
+
 class NativeError(RuntimeError):
     """The native kernels can't be used here, or a call failed; the message says why."""
 
 
-# The structs of native/api.h.
-class _Linear(ctypes.Structure):
-    _fields_ = (
-        ("packed", _P), ("quantised", _P), ("out_features", _I32), ("in_features", _I32), ("bits", _I32),
-        ("max_quantised_rows", _I32),
-    )  # fmt: skip
+class Arena:
+    """A piece of memory on large pages that matrices are put into one after the other; freed with the last of them."""
 
-
-class _Layer(ctypes.Structure):
-    _fields_ = (
-        ("input_norm", _P), ("post_attention_norm", _P), ("qkv", _Linear), ("output", _Linear), ("gate_up", _Linear),
-        ("down", _Linear),
-    )  # fmt: skip
-
-
-class _Model(ctypes.Structure):
-    _fields_ = (
-        ("layers", _P), ("norm", _P), ("embedding", _P), ("cos", _P), ("sin", _P), ("head", _Linear),
-        ("num_layers", _I32), ("hidden", _I32), ("inner", _I32), ("num_heads", _I32), ("num_kv_heads", _I32),
-        ("head_dim", _I32), ("is_bf16", _I32), ("eps", _F32), ("scale", _F32),
-    )  # fmt: skip
-
-
-class _Cache(ctypes.Structure):
-    _fields_ = (("pool", _P), ("layer_bytes", _I64), ("block_size", _I32))
-
-
-class _Step(ctypes.Structure):
-    _fields_ = (
-        ("num_tokens", _I32), ("num_seqs", _I32), ("max_blocks", _I32), ("token_ids", _P), ("positions", _P),
-        ("slot_mapping", _P), ("query_starts", _P), ("seq_lens", _P), ("block_tables", _P), ("hidden", _P),
-        ("seconds", ctypes.c_double * 3),
-    )  # fmt: skip
-
-
-# Of _Step.seconds; "elementwise" is embedding, norms, rotation and the cache's writes. The gate is in "linear".
-PHASES = ("attention", "linear", "elementwise")
-
-
-@lru_cache(maxsize=1)
-def _library() -> tuple[ctypes.CDLL | None, str]:
-    """The library, or None with the reason."""
-    built = build()
-    if built.path is None:
-        return None, built.reason
-    try:
-        library = ctypes.CDLL(str(built.path))
-    except OSError as error:
-        return None, f"{built.path.name} can't be loaded: {error}"
-    functions: dict[str, tuple[Any, list[Any]]] = {
-        "instruction_sets": (ctypes.c_char_p, []),
-        "create": (_P, [ctypes.c_char_p, _I32]),
-        "destroy": (None, [_P]),
-        "allocate": (_P, [_I64]),
-        "free": (None, [_P]),
-        "step": (_I32, [_P, _P, _P, _P]),
-        "head": (_I32, [_P, _P, _P, _I64, _P]),
-        "pack": (None, [_P, _P, _I32, _I32, _I32, _I32, _P]),
-        "linear": (None, [_P, _P, _I32, _P, _I64, _I64, _I32, _P]),
-        "rms_norm": (None, [_P, _P, _P, _I64, _I32, _F32, _I32, _P]),
-        "write": (None, [_P, _P, _P, _P, _P, _P]),
-        "attend": (_I32, [_P, _P, _P, _P, _P, _P]),
-    }
-    for name, (result, arguments) in functions.items():
-        function = getattr(library, f"pagedeck_{name}")
-        function.restype, function.argtypes = result, arguments
-    return library, "loaded"
-
-
-def instruction_sets() -> tuple[str, ...]:
-    """Those that the kernels were compiled for and this processor has, best first; () where there are no kernels."""
-    library, _ = _library()
-    return () if library is None else tuple(library.pagedeck_instruction_sets().decode().split())
-
-
-def why_not() -> str | None:
-    """Why the native kernels can't run here; None = they can."""
-    library, reason = _library()
-    if library is None:
-        return reason
-    return None if instruction_sets() else "the processor has neither AVX-512 nor AVX2"
-
-
-class Memory:
-    """Memory on large pages, freed with the object."""
+    SIZE = 64 << 20
 
     def __init__(self, library: ctypes.CDLL, num_bytes: int) -> None:
-        """Args: the library; num_bytes, zeroed.
+        """Args: the library; num_bytes, a multiple of 2 MiB, zeroed.
 
         Raises:
             MemoryError: there isn't so much.
         """
-        self._free = library.pagedeck_free
-        self.address: int | None = library.pagedeck_allocate(num_bytes)
-        self.num_bytes = num_bytes
-        if self.address is None:
+        self._free, self._size, self._used = library.pagedeck_free, num_bytes, 0
+        self._address: int | None = library.pagedeck_allocate(num_bytes)
+        if self._address is None:
             raise MemoryError(f"{num_bytes} bytes of weights could not be allocated")
 
+    def take(self, num_bytes: int) -> Memory | None:
+        """The next `num_bytes`; None if there aren't so many left."""
+        assert self._address is not None
+        if self._used + num_bytes > self._size:
+            return None
+        memory = Memory(self, self._address + self._used, num_bytes)
+        self._used += -(-num_bytes // 64) * 64
+        return memory
+
     def __del__(self) -> None:
-        if getattr(self, "address", None) is not None:
-            self._free(self.address)
+        if getattr(self, "_address", None) is not None:
+            self._free(self._address, self._size)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A part of an arena."""
+
+    arena: Arena
+    address: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMatrix:
+    """A matrix as a GGUF file holds it: each row's inputs in blocks of 32."""
+
+    kind: str  # one of QUANTISED
+    rows: torch.Tensor  # [out_features, bytes], uint8
+
+    @property
+    def in_features(self) -> int:
+        """Inputs."""
+        return int(self.rows.shape[1]) // QUANTISED[self.kind].block_bytes * _BLOCK
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """A matrix in the layout that the products read."""
+    """A matrix in the layouts that the products read."""
 
     memory: Memory
     out_features: int
     in_features: int
     is_bf16: bool
     is_gate_up: bool  # rows of gate and up alternate in sixteens
+    quantised: Memory | None = None  # the same matrix as it is stored, for few rows
+    bits: int = 0  # of those
+    max_quantised_rows: int = 0  # what is few
 
     @property
     def num_bytes(self) -> int:
         """Bytes in memory."""
-        return self.memory.num_bytes
+        return self.memory.num_bytes + (self.quantised.num_bytes if self.quantised else 0)
 
-    def struct(self) -> _Linear:
+    def struct(self) -> LinearStruct:
         """For the C interface."""
-        return _Linear(self.memory.address, None, self.out_features, self.in_features, 0, 0)
+        return LinearStruct(
+            self.memory.address, self.quantised.address if self.quantised else None, self.out_features,
+            self.in_features, self.bits, self.max_quantised_rows,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +152,9 @@ class PackedLayer:
     gate_up: PackedLinear
     down: PackedLinear
 
-    def struct(self) -> _Layer:
+    def struct(self) -> LayerStruct:
         """For the C interface."""
-        return _Layer(
+        return LayerStruct(
             self.input_norm.data_ptr(), self.post_attention_norm.data_ptr(), self.qkv.struct(), self.output.struct(),
             self.gate_up.struct(), self.down.struct(),
         )  # fmt: skip
@@ -196,15 +173,21 @@ class PackedModel:
     sin: torch.Tensor  # likewise, the first half negated
 
     @property
+    def matrices(self) -> tuple[PackedLinear, ...]:
+        """All of them."""
+        return self.head, *(m for layer in self.layers for m in (layer.qkv, layer.output, layer.gate_up, layer.down))
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of the weights in memory."""
-        matrices = [
-            self.head,
-            *(m for layer in self.layers for m in (layer.qkv, layer.output, layer.gate_up, layer.down)),
-        ]
         vectors = [self.norm, *(v for layer in self.layers for v in (layer.input_norm, layer.post_attention_norm))]
         rest = vectors if self.embedding is None else [*vectors, self.embedding]
-        return sum(matrix.num_bytes for matrix in matrices) + sum(tensor.nbytes for tensor in rest)
+        return sum(matrix.num_bytes for matrix in self.matrices) + sum(tensor.nbytes for tensor in rest)
+
+    @property
+    def max_quantised_rows(self) -> int:
+        """Rows up to which some matrix is used as it is stored; 0 = none ever is."""
+        return max(matrix.max_quantised_rows for matrix in self.matrices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +201,7 @@ class StepTensors:
     seq_lens: torch.Tensor  # [num_seqs] int32
     block_tables: torch.Tensor  # [num_seqs, max_blocks] int32
 
-    def struct(self) -> _Step:
+    def struct(self) -> StepStruct:
         """For the C interface.
 
         Raises:
@@ -231,7 +214,7 @@ class StepTensors:
             for tensor in tensors:
                 if tensor.dtype != dtype or not tensor.is_contiguous():
                     raise ValueError(f"a step's tensor must be contiguous {dtype}, got {tensor.dtype}")
-        return _Step(
+        return StepStruct(
             self.token_ids.numel(), self.seq_lens.numel(), self.block_tables.shape[1],
             *(tensor.data_ptr() for tensor in (*longs, *ints)),
         )  # fmt: skip
@@ -247,7 +230,8 @@ class NativeKernels:
             NativeError: there are no native kernels here, or that instruction set isn't.
         """
         self._handle: int | None = None
-        library, reason = _library()
+        self._arena: Arena | None = None
+        library, reason = load_library()
         available = instruction_sets()
         if library is None or not available:
             raise NativeError(why_not() or reason)
@@ -261,23 +245,57 @@ class NativeKernels:
         if getattr(self, "_handle", None) is not None:
             self._lib.pagedeck_destroy(self._handle)
 
-    def pack(self, weight: torch.Tensor, *, is_gate_up: bool = False) -> PackedLinear:
+    def pack(
+        self,
+        weight: torch.Tensor,
+        *,
+        is_gate_up: bool = False,
+        stored: StoredMatrix | None = None,
+        max_quantised_rows: int = MAX_QUANTISED_ROWS,
+    ) -> PackedLinear:
         """Pack a matrix `[out_features, in_features]`, bfloat16 or float32.
 
         Args:
             weight: to pack.
             is_gate_up: it is a gate's matrix above an up-projection's: their product is to be `silu(gate) * up`.
+            stored: the same matrix as its file holds it: products of few rows with a bfloat16 `weight` read that.
+            max_quantised_rows: what is few; 0 = none are.
         """
         _check(weight, DTYPES)
         out_features, in_features = weight.shape
         is_bf16 = weight.dtype == torch.bfloat16
-        panels = -(-out_features // 2 // 16) if is_gate_up else -(-out_features // _PANEL)
+        panels = -(-(out_features // 2) // 16) if is_gate_up else -(-out_features // _PANEL)
         units = -(-in_features // 2) if is_bf16 else in_features
-        memory = Memory(self._lib, panels * units * _PANEL * 4)
+        memory = self._take(panels * units * _PANEL * 4)
         self._lib.pagedeck_pack(
             self._handle, weight.data_ptr(), out_features, in_features, is_gate_up, is_bf16, memory.address
         )
-        return PackedLinear(memory, out_features, in_features, is_bf16, is_gate_up)
+        quantised, bits = None, 0
+        can_use = is_bf16 and self.instruction_set != "avx2" and in_features <= _MAX_QUANTISED_INPUTS
+        if stored is not None and max_quantised_rows and can_use:
+            quantised, bits = self._pack_stored(stored, (out_features, in_features), panels, is_gate_up)
+        rows = min(max_quantised_rows, MAX_QUANTISED_ROWS) if quantised else 0
+        return PackedLinear(memory, out_features, in_features, is_bf16, is_gate_up, quantised, bits, rows)
+
+    def _take(self, num_bytes: int) -> Memory:
+        memory = self._arena.take(num_bytes) if self._arena else None
+        if memory is None:
+            self._arena = Arena(self._lib, max(Arena.SIZE, -(-num_bytes // _LARGE_PAGE) * _LARGE_PAGE))
+            memory = self._arena.take(num_bytes)
+            assert memory is not None
+        return memory
+
+    def _pack_stored(
+        self, stored: StoredMatrix, shape: tuple[int, int], panels: int, is_gate_up: bool
+    ) -> tuple[Memory, int]:
+        _check(stored.rows, (torch.uint8,))
+        if (stored.rows.shape[0], stored.in_features) != shape:
+            raise ValueError(f"a stored matrix of {stored.rows.shape[0]} x {stored.in_features}, not {shape}")
+        kind = QUANTISED[stored.kind]
+        block_bytes = 128 + 512 if kind.bits == 4 else 64 + 1024  # of a panel
+        memory = self._take(panels * (shape[1] // _BLOCK) * block_bytes)
+        self._lib.pagedeck_pack_quantised(stored.rows.data_ptr(), kind.code, *shape, is_gate_up, memory.address)
+        return memory, kind.bits
 
     def linear(self, x: torch.Tensor, weight: PackedLinear, residual: torch.Tensor | None = None) -> torch.Tensor:
         """`x @ weight.T`, float32; with `residual` `[rows, out_features]`, added to it in place.
@@ -375,9 +393,9 @@ class NativeDecoder:
         self.kernels, self.model = kernels, model
         self._kv_pool = kv_pool  # kept alive: the struct holds its address
         shape = model.shape
-        self._layers = (_Layer * len(model.layers))(*(layer.struct() for layer in model.layers))
-        self._model = _Model(
-            ctypes.cast(self._layers, _P).value, model.norm.data_ptr(),
+        self._layers = (LayerStruct * len(model.layers))(*(layer.struct() for layer in model.layers))
+        self._model = ModelStruct(
+            ctypes.cast(self._layers, ctypes.c_void_p).value, model.norm.data_ptr(),
             None if model.embedding is None else model.embedding.data_ptr(), model.cos.data_ptr(), model.sin.data_ptr(),
             model.head.struct(), shape.num_layers, shape.hidden, shape.inner, shape.num_heads, shape.num_kv_heads,
             shape.head_dim, model.head.is_bf16, shape.eps, shape.scale,
@@ -422,17 +440,17 @@ def _raise(status: int) -> None:
         raise MemoryError("the native kernels got no memory for this step's intermediate results")
 
 
-def _cache(kv_pool: torch.Tensor) -> _Cache:
+def _cache(kv_pool: torch.Tensor) -> CacheStruct:
     _check(kv_pool, DTYPES)
-    return _Cache(kv_pool.data_ptr(), kv_pool.stride(0) * kv_pool.itemsize, kv_pool.shape[4])
+    return CacheStruct(kv_pool.data_ptr(), kv_pool.stride(0) * kv_pool.itemsize, kv_pool.shape[4])
 
 
-def _attention_model(kv_cache: torch.Tensor, num_heads: int, scale: float) -> _Model:
+def _attention_model(kv_cache: torch.Tensor, num_heads: int, scale: float) -> ModelStruct:
     """A model of one layer with no weights: what attention alone needs to know."""
     _, _, num_kv_heads, _, head_dim = kv_cache.shape
     if head_dim % 2 or head_dim > MAX_HEAD_DIM or num_heads % num_kv_heads:
         raise ValueError(f"{num_heads} heads of {head_dim} over {num_kv_heads} KV heads")
-    return _Model(
+    return ModelStruct(
         num_layers=1, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
         is_bf16=kv_cache.dtype == torch.bfloat16, scale=scale,
     )  # fmt: skip

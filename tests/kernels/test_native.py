@@ -7,14 +7,14 @@ import math
 import pytest
 import torch
 
-from kernels.cpu import native
+from kernels.cpu import native_library
 from kernels.cpu.native import NativeError, NativeKernels, StepTensors
 from kernels.layout import KVLayout, allocate
 from kernels.reference import attention as reference
 from kernels.reference import elementwise
 
-if native.why_not() is not None:
-    pytest.skip(f"no native kernels here: {native.why_not()}", allow_module_level=True)
+if native_library.why_not() is not None:
+    pytest.skip(f"no native kernels here: {native_library.why_not()}", allow_module_level=True)
 
 # float32 sums in another order. bfloat16: outputs are rounded to 8 bits (2^-9 relative), in attention the weights too.
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
@@ -26,7 +26,7 @@ SHAPES = [  # head_dim, num_kv_heads, query heads of each, block_size
     (40, 2, 3, 1),
     (20, 1, 7, 48),
 ]
-ISAS = native.instruction_sets()
+ISAS = native_library.instruction_sets()
 
 
 @pytest.fixture(scope="module", params=ISAS)

@@ -13,7 +13,7 @@ from engine.core.batch import Fork
 from engine.runner.executor import load_runner
 from engine.runner.model_runner import ModelRunner
 from engine.sampling_params import SamplingParams
-from kernels.cpu import native
+from kernels.cpu import native_library
 from tests.helpers.checkpoints import greedy, save_hf, tiny_llama
 from tests.runner.driver import GREEDY, Driver
 
@@ -48,7 +48,7 @@ def make_runner(folder: Path, backend: str = "cpu", **changes: object) -> ModelR
 
 @pytest.fixture(scope="module", params=["cpu", "native"])
 def backend(request: pytest.FixtureRequest) -> str:
-    if request.param == "native" and (reason := native.why_not()) is not None:
+    if request.param == "native" and (reason := native_library.why_not()) is not None:
         pytest.skip(f"no native kernels here: {reason}")
     return str(request.param)
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from kernels.cpu.native import StoredMatrix
+
 
 @dataclass(frozen=True, slots=True)
 class Linear:
@@ -14,6 +16,7 @@ class Linear:
 
     weight: torch.Tensor  # [out_features, in_features]; opaque if it was packed
     bias: torch.Tensor | None = None  # [out_features]
+    stored: StoredMatrix | None = None  # the weight as its file holds it, where that was asked for
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """`[num_tokens, in_features]` -> `[num_tokens, out_features]`."""

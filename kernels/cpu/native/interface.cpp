@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "plan.h"
+#include "shared.h"
 
 
 namespace pagedeck {
@@ -121,6 +122,24 @@ Plan prepare(Context& context, const PagedeckModel& model, const PagedeckStep& s
     return prepare_attention(context, model, step, space);
 }
 
+// -8 * x in half precision: Q4_0 is scale * (q - 8). Exact but where it overflows, which no scale of a model comes near.
+uint16_t times_minus_eight(uint16_t x) {
+    const uint16_t sign = (x & 0x8000) ^ 0x8000;
+    uint32_t exponent = (x >> 10) & 31, fraction = x & 1023;
+    if (exponent == 0) {
+        fraction *= 8;  // of a subnormal: the scale of 2^-24 stays until a leading bit appears
+        if (fraction < 1024) return sign | fraction;
+        exponent = 1;
+        while (fraction >= 2048) {
+            exponent++;
+            fraction >>= 1;
+        }
+        return sign | (exponent << 10) | (fraction & 1023);
+    }
+    exponent += 3;
+    return exponent >= 31 ? sign | 0x7c00 : sign | (exponent << 10) | fraction;
+}
+
 constexpr int kOk = 0, kOutOfMemory = 1;
 
 }  // namespace
@@ -156,18 +175,22 @@ void* pagedeck_create(const char* instruction_set, int32_t threads) {
 
 void pagedeck_destroy(void* context) { delete static_cast<Context*>(context); }
 
-// Zeroed memory on large pages where the system gives them; null if there is none.
+// Zeroed memory, a multiple of 2 MiB, on large pages where the system gives them; null if there is none. A page takes
+// memory when it is first written to.
 void* pagedeck_allocate(int64_t bytes) {
-    constexpr size_t kLargePage = size_t{2} << 20;
-    const size_t rounded = (static_cast<size_t>(bytes) + kLargePage - 1) / kLargePage * kLargePage;
-    void* memory = std::aligned_alloc(kLargePage, rounded);
-    if (!memory) return nullptr;
-    madvise(memory, rounded, MADV_HUGEPAGE);  // a hint; without large pages it is slower, not wrong
-    std::memset(memory, 0, rounded);
-    return memory;
+    constexpr uintptr_t kLargePage = uintptr_t{2} << 20;
+    void* all = mmap(nullptr, bytes + kLargePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (all == MAP_FAILED) return nullptr;
+    const uintptr_t begin = reinterpret_cast<uintptr_t>(all);
+    const uintptr_t aligned = (begin + kLargePage - 1) / kLargePage * kLargePage;
+    if (aligned > begin) munmap(all, aligned - begin);
+    const uintptr_t rest = begin + kLargePage - aligned;
+    if (rest) munmap(reinterpret_cast<void*>(aligned + bytes), rest);
+    madvise(reinterpret_cast<void*>(aligned), bytes, MADV_HUGEPAGE);  // a hint: without it things are only slower
+    return reinterpret_cast<void*>(aligned);
 }
 
-void pagedeck_free(void* memory) { std::free(memory); }
+void pagedeck_free(void* memory, int64_t bytes) { munmap(memory, bytes); }
 
 int32_t pagedeck_step(void* handle, const PagedeckModel* model, const PagedeckCache* cache, PagedeckStep* step) {
     Context& context = *static_cast<Context*>(handle);
@@ -203,6 +226,38 @@ void pagedeck_pack(void* handle, const void* weight, int32_t out_features, int32
     run(context, [&](int id, int size) {
         context.operations->pack(context.team, id, size, weight, out_features, in_features, is_gate_up, is_bf16, packed);
     });
+}
+
+// Repacks GGUF blocks, losslessly; see quantised.h. rows: [out_features][blocks] of blocks in the file's layout.
+// kind: 40, 41 or 80 for Q4_0, Q4_1 and Q8_0.
+void pagedeck_pack_quantised(const uint8_t* rows, int32_t kind, int32_t out_features, int32_t in_features,
+                             int32_t is_gate_up, uint8_t* packed) {
+    const int blocks = in_features / kQuantisedBlock, half = out_features / 2;
+    const int64_t panels = is_gate_up ? (half + 15) / 16 : (out_features + 31) / 32;
+    const int source_bytes = kind == 40 ? 18 : (kind == 41 ? 20 : 34), header = kind == 41 ? 4 : 2;
+    const int64_t block_bytes = quantised_block_bytes(kind == 80 ? 8 : 4);
+    for (int64_t panel = 0; panel < panels; panel++) {
+        for (int column = 0; column < 32; column++) {
+            const int64_t index = panel * 16 + column % 16;
+            const int64_t row = is_gate_up ? (column < 16 ? index : half + index) : panel * 32 + column;
+            if (is_gate_up ? index >= half : row >= out_features) continue;  // zeros: the memory comes cleared
+            for (int b = 0; b < blocks; b++) {
+                const uint8_t* source = rows + (row * blocks + b) * source_bytes;
+                uint8_t* target = packed + (panel * blocks + b) * block_bytes;
+                std::memcpy(target + 2 * column, source, 2);
+                uint8_t* bytes = target + (kind == 80 ? 64 + 512 * (column / 16) : 128 + 256 * (column / 16));
+                if (kind == 41) {
+                    std::memcpy(target + 64 + 2 * column, source + 2, 2);
+                } else if (kind == 40) {
+                    const uint16_t offset = times_minus_eight(source[0] | source[1] << 8);
+                    std::memcpy(target + 64 + 2 * column, &offset, 2);
+                }
+                for (int p = 0; p < (kind == 80 ? 16 : 8); p++) {
+                    std::memcpy(bytes + 32 * p + 2 * (column % 16), source + header + 2 * p, 2);
+                }
+            }
+        }
+    }
 }
 
 // into: 0 = store float32, 1 = add to float32, 2 = silu(gate) * up as elements.

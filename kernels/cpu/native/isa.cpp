@@ -54,7 +54,7 @@ void linear_as(Worker& worker, const PagedeckLinear& linear, const uint32_t* x, 
     } else {
         output.wide = static_cast<float*>(out);
     }
-    multiply<T>(worker, linear, x, stride, rows, output);
+    multiply_best<T>(worker, linear, x, stride, rows, output);
 }
 
 void linear(Team& team, int id, int size, const PagedeckLinear& linear, bool is_bf16, const uint32_t* x, int64_t stride,

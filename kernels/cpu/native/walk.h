@@ -5,7 +5,7 @@
 
 #include "api.h"
 #include "attention.h"
-#include "linear.h"
+#include "quantised.h"
 #include "rows.h"
 #include "shared.h"
 
@@ -96,7 +96,7 @@ void walk(Team& team, int id, int size, const PagedeckModel& model, const Pagede
                               inner_units * T::kPerUnit, model.inner};
         norm(layer.input_norm);
         watch.add_to(rows);
-        multiply<T>(worker, layer.qkv, space.normed, hidden_units, n, qkv);
+        multiply_best<T>(worker, layer.qkv, space.normed, hidden_units, n, qkv);
         watch.add_to(linear);
         const CacheView<T> view(cache, model, index);
         each_row([&](int64_t row) {
@@ -106,12 +106,12 @@ void walk(Team& team, int id, int size, const PagedeckModel& model, const Pagede
         watch.add_to(rows);
         attend_all<T>(worker, model, cache, index, step, space, plan, space.query, space.attended);
         watch.add_to(attention);
-        multiply<T>(worker, layer.output, space.attended, query_units, n, residual);
+        multiply_best<T>(worker, layer.output, space.attended, query_units, n, residual);
         watch.add_to(linear);
         norm(layer.post_attention_norm);
         watch.add_to(rows);
-        multiply<T>(worker, layer.gate_up, space.normed, hidden_units, n, gated);
-        multiply<T>(worker, layer.down, space.gated, inner_units, n, residual);
+        multiply_best<T>(worker, layer.gate_up, space.normed, hidden_units, n, gated);
+        multiply_best<T>(worker, layer.down, space.gated, inner_units, n, residual);
         watch.add_to(linear);
     }
 }
@@ -128,7 +128,7 @@ void head(Team& team, int id, int size, const PagedeckModel& model, const float*
     });
     worker.barrier();
     const int vocab = model.head.out_features;
-    multiply<T>(worker, model.head, normed, stride, rows, Output<T>{Into::kStore, logits, nullptr, vocab, vocab});
+    multiply_best<T>(worker, model.head, normed, stride, rows, Output<T>{Into::kStore, logits, nullptr, vocab, vocab});
 }
 
 }  // namespace PAGEDECK_ISA
