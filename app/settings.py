@@ -276,7 +276,7 @@ SETTINGS: tuple[Setting, ...] = (
             metavar="HOSTS", none="the names of this machine's loopback address, and --host"),
     Setting("root_path", "str", _SERVER, "Path under which a proxy serves this, such as /pagedeck.", none="none",
             metavar="PATH"),
-    Setting("data_dir", "str", _SERVER, "Directory for what outlives a restart: the audit log.", none="nothing is kept",
+    Setting("data_dir", "str", _SERVER, "Directory for what outlives a restart: keys made on /admin, and the audit log.", none="nothing is kept",
             metavar="DIR"),
     Setting("shutdown_timeout", "seconds", _SERVER,
             "Seconds that running requests get to finish after a request to stop.", low=0, high=3600),

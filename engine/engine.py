@@ -14,7 +14,7 @@ from typing import Protocol
 from engine.config import EngineConfig, ModelInfo
 from engine.core.batch import Batch, StepOutput
 from engine.core.events import Blocked, CommandRecord, Record, StepRecord
-from engine.core.limits import Limits, changed_limits
+from engine.core.limits import MAX_TIMEOUT_S, Limits, changed_limits
 from engine.core.prefix_cache import root_hash
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
@@ -216,8 +216,8 @@ class Engine:
             ("queue_timeout_s", request.queue_timeout_s),
             ("request_timeout_s", request.request_timeout_s),
         ):
-            if seconds is not None and not 0 < seconds < float("inf"):
-                raise InvalidValueError(name, seconds, "a number of seconds > 0")
+            if seconds is not None and not 0 < seconds <= MAX_TIMEOUT_S:
+                raise InvalidValueError(name, seconds, f"a number of seconds > 0 and <= {MAX_TIMEOUT_S:g}")
         self.scheduler.admission.check_fits(len(request.prompt_token_ids), params.n)
 
     def _sequence(self, request: Request) -> Sequence:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from app.openai_api.schemas import DEFAULT_COMPLETION_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIASES, MAX_PROMPTS, MAX_STOPS
+from engine.core.limits import MAX_TIMEOUT_S
 from engine.sampling_params import MAX_LOGPROBS
 
 Json = dict[str, object]
@@ -49,9 +50,9 @@ FIELDS: dict[str, Field] = {
     "skip_special_tokens": Field("Leave special tokens out of the text."),
     "priority": Field("With the policy `priority`: lower goes first."),
     "queue_timeout_s": Field("End it with `timeout` if it has not begun by then; the server's limit holds too.",
-                             {"exclusiveMinimum": 0}),
+                             {"exclusiveMinimum": 0, "maximum": MAX_TIMEOUT_S}),
     "request_timeout_s": Field("End it with `timeout` after so many seconds; the server's limit holds too.",
-                               {"exclusiveMinimum": 0}),
+                               {"exclusiveMinimum": 0, "maximum": MAX_TIMEOUT_S}),
     "cache_salt": Field("Share cached prefixes only with requests of the same salt."),
     "return_token_ids": Field("Answer with the token ids of prompt and answer too."),
     "request_id": Field("Names the request: the answer's id ends with it, in the engine too."),

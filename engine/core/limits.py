@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, fields, replace
 
 from engine.errors import LimitsError
 
+MAX_TIMEOUT_S = 1e9  # thirty years; clocks of operating systems end before ten times as much
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -65,10 +67,10 @@ LIMIT_TABLE: tuple[LimitRow, ...] = (
         "Blocks that sequences may hold. Lowering it below what is used preempts down to it.",
     ),
     LimitRow("max_num_queued_reqs", "int", 1, 1_000_000, (), "Requests that may wait; one more is refused with 503."),
-    LimitRow("queue_timeout_s", "seconds", 0.0, 1e9, (),
+    LimitRow("queue_timeout_s", "seconds", 0.0, MAX_TIMEOUT_S, (),
         "Longest wait for a first step; then it ends with timeout. Holds for requests added from then on.",
     ),
-    LimitRow("request_timeout_s", "seconds", 0.0, 1e9, (),
+    LimitRow("request_timeout_s", "seconds", 0.0, MAX_TIMEOUT_S, (),
         "Longest life of a request; then it ends with timeout. Holds for requests added from then on.",
     ),
     LimitRow(
