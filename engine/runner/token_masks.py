@@ -58,18 +58,18 @@ class TokenMasks:
             bits = np.full((len(masked), -(-self._vocab_size // 32)), -1, dtype=np.int32)
             for mask, place in zip(bits, masked, strict=True):
                 problem = self._fill(mask, int(rows[place]))
-                if problem is not None:
-                    problems[place] = problem
-            allowed = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little", count=self._vocab_size)
-            index = torch.tensor(masked)
-            logits[index] = logits[index].masked_fill_(torch.from_numpy(allowed == 0), -torch.inf)
+                if problem is not None or not mask.any():
+                    problems[place] = problem or _NOTHING_LEFT
+            banned = np.unpackbits((~bits).view(np.uint8), axis=1, bitorder="little", count=self._vocab_size)
+            is_banned = torch.from_numpy(banned.view(np.bool_))
+            for index, place in enumerate(masked):
+                logits[place].masked_fill_(is_banned[index], -torch.inf)  # a view: in place
         for place in places.tolist():
-            banned = self._banned(int(rows[place]), table)
-            if banned:
-                logits[place, banned] = -torch.inf
-        best = logits[torch.from_numpy(places)].amax(1)
-        for place in places[(best == -torch.inf).numpy()].tolist():
-            problems.setdefault(place, _NOTHING_LEFT)
+            words = self._banned(int(rows[place]), table)
+            if words:
+                logits[place, words] = -torch.inf
+                if logits[place].max() == -torch.inf:
+                    problems.setdefault(place, _NOTHING_LEFT)
         return problems
 
     def _fill(self, mask: Bits, row: int) -> str | None:
