@@ -109,26 +109,42 @@ def chat_logprobs(
 def prompt_logprobs(
     tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], top: int
 ) -> list[Json | None]:
-    """vLLM's `prompt_logprobs`: for each prompt token but the first an object of token id -> what is known of it."""
+    """vLLM's `prompt_logprobs`: for each prompt token but the first an object of token id -> what is known of it.
+
+    None also for those that were not computed: the request ended before its prompt was.
+    """
 
     def entry(token_id: int, logprob: float, rank: int) -> Json:
         return {"logprob": finite(logprob), "rank": rank, "decoded_token": tokenizer.token_text(token_id)}
 
     told: list[Json | None] = [None]
-    for token_id, lp in zip(token_ids[1:], logprobs, strict=True):
+    for token_id, lp in zip(token_ids[1:], logprobs, strict=False):
         best: Json = {str(other): entry(other, value, i + 1) for i, (other, value) in enumerate(top_tokens(lp, top))}
         told.append({str(token_id): entry(token_id, lp.logprob, lp.rank), **best})
-    return told
+    return told + [None] * (len(token_ids) - len(told))
 
 
 def echoed_logprobs(
     tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], top: int
 ) -> tuple[Json, int]:
-    """`logprobs` of an echoed prompt, whose first token has none, and where the next token's text begins."""
-    first = tokenizer.token_text(token_ids[0])
-    rest, offset = completion_logprobs(tokenizer, token_ids[1:], logprobs, top, len(first))
-    alone: Json = {"tokens": [first], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [0]}
-    return joined(alone, rest), offset
+    """`logprobs` of an echoed prompt, and where the next token's text begins.
+
+    The first token has none, nor have those that were not computed: the request ended before its prompt was.
+    """
+    first, offset = _without_scores(tokenizer, token_ids[:1], 0)
+    scored, offset = completion_logprobs(tokenizer, token_ids[1 : 1 + len(logprobs)], logprobs, top, offset)
+    rest, offset = _without_scores(tokenizer, token_ids[1 + len(logprobs) :], offset)
+    return joined(joined(first, scored), rest), offset
+
+
+def _without_scores(tokenizer: Tokenizer, token_ids: Sequence[int], offset: int) -> tuple[Json, int]:
+    offsets: list[int] = []
+    texts = [tokenizer.token_text(token_id) for token_id in token_ids]
+    for text in texts:
+        offsets.append(offset)
+        offset += len(text)
+    nothing = [None] * len(texts)
+    return {"tokens": texts, "token_logprobs": nothing, "top_logprobs": nothing, "text_offset": offsets}, offset
 
 
 def joined(first: Json, second: Json) -> Json:
