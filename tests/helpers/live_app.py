@@ -33,10 +33,12 @@ class LiveApp:
 
 
 @contextmanager
-def serve(settings: Settings | None = None, **engine_options: object) -> Iterator[LiveApp]:
-    """A server on a free port, in a thread with a loop of its own, until the block ends."""
+def serve(
+    settings: Settings | None = None, *, engine: AsyncEngine | None = None, **engine_options: object
+) -> Iterator[LiveApp]:
+    """A server on a free port, in a thread with a loop of its own, until the block ends; on `engine`, or a fake one."""
     settings = settings or Settings(port=0)
-    engine = make_async_engine(**engine_options)
+    engine = engine or make_async_engine(**engine_options)
     ready = threading.Event()
     apps: list[Starlette] = []
 
