@@ -17,6 +17,8 @@ from dataclasses import asdict, astuple, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from engine.errors import StartupError
+
 logger = logging.getLogger(__name__)
 
 KEPT_ENTRIES = 1000
@@ -79,13 +81,19 @@ class AuditLog:
         """Read what was kept; called once, before anything is served.
 
         Raises:
-            OSError, sqlite3.Error: the directory cannot be used.
+            StartupError: the directory cannot be used.
         """
         if self._path is None:
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._open(self._path)
+        except (OSError, sqlite3.Error) as error:
+            raise StartupError(f"--data-dir: {self._path} cannot be used: {error}") from None
+
+    def _open(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
         # Used by one thread at a time: this one now, the worker from then on.
-        database = sqlite3.connect(self._path, check_same_thread=False)
+        database = sqlite3.connect(path, check_same_thread=False)
         with database:
             database.execute("PRAGMA journal_mode=WAL")
             database.execute(_SCHEMA)

@@ -338,3 +338,14 @@ def test_keys_of_flags_alone_sign_cookies(tmp_path: Path) -> None:
     with_flag = Settings(api_key=(ApiKey(ADMIN, "admin"),), data_dir=str(tmp_path / "a"))
     assert asyncio.run(cookie_works_after_restart(with_flag)) is True
     assert asyncio.run(cookie_works_after_restart(Settings(data_dir=str(tmp_path / "b")))) is False
+
+
+def test_a_data_directory_that_cannot_be_used_is_one_line_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no directory")
+
+    async def start() -> None:
+        async with running_app(Settings(data_dir=str(tmp_path / "file" / "below"))):
+            pass
+
+    with pytest.raises(StartupError, match="--data-dir"):
+        asyncio.run(start())
