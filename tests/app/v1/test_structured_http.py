@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator
 
 import httpx
@@ -12,6 +13,8 @@ import pytest
 from openai import OpenAI
 from pydantic import BaseModel, ConfigDict
 
+from engine.sampling_params import StructuredSpec
+from engine.structured.grammars import Grammar
 from tests.helpers.live_app import LiveApp, serve
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -135,3 +138,32 @@ def test_a_schema_that_is_wrong_costs_its_own_request_only(client: OpenAI) -> No
         text_of(client, stream=True, response_format=schema_format({"type": "nothing"}))
     assert refused.value.param == "response_format"
     assert text_of(client, stream=True, extra_body={"guided_choice": ["fine"]}) == ("fine", "stop")
+
+
+def test_others_are_answered_while_a_schema_compiles(
+    live: LiveApp, client: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    begun, may_end = threading.Event(), threading.Event()
+    compile_spec = live.engine.grammars.compile
+
+    def slow(spec: StructuredSpec) -> Grammar:
+        if "slow" in spec.text:
+            begun.set()
+            assert may_end.wait(30)
+        return compile_spec(spec)
+
+    monkeypatch.setattr(live.engine.grammars, "compile", slow)
+    texts: list[tuple[str, str]] = []
+    waiting = threading.Thread(
+        target=lambda: texts.append(text_of(client, stream=False, extra_body={"guided_choice": ["slow"]}))
+    )
+    waiting.start()
+    try:
+        assert begun.wait(30)
+        assert text_of(client, stream=True, max_tokens=5)[1] == "length"
+        assert text_of(client, stream=False, extra_body={"guided_choice": ["fast"]}) == ("fast", "stop")
+        assert not texts
+    finally:
+        may_end.set()
+        waiting.join(30)
+    assert texts == [("slow", "stop")]
