@@ -29,6 +29,7 @@ _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
 # One compilation each of isa.cpp; the processor decides at run time which is used.
 INSTRUCTION_SETS: dict[str, tuple[str, ...]] = {
+    "amx": (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-DPAGEDECK_AMX"),
     "avx512_bf16": (*_AVX512, "-mavx512bf16"),
     "avx512": _AVX512,
     "avx2": _AVX2,
@@ -73,6 +74,9 @@ def build() -> Built:
         except OSError as error:
             failure = str(error)
             continue
+        for other in folder.glob("pagedeck-*.so"):  # of sources that have changed since
+            if other.name != name and folder == folders[0]:
+                other.unlink(missing_ok=True)
         logger.info("built the native kernels in %.1f s: %s", perf_counter() - begin, folder / name)
         return Built(folder / name, "built")
     return Built(None, failure)

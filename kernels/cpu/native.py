@@ -41,7 +41,7 @@ class _Quantised(NamedTuple):
 _LARGE_PAGE = 2 << 20
 _BLOCK = 32
 QUANTISED = {"Q4_0": _Quantised(40, 4, 18), "Q4_1": _Quantised(41, 4, 20), "Q8_0": _Quantised(80, 8, 34)}
-MAX_QUANTISED_ROWS = 8  # registers allow no more
+MAX_QUANTISED_ROWS = 4  # with more, bfloat16 was faster
 _MAX_QUANTISED_INPUTS = 32768
 
 

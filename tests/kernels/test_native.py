@@ -253,6 +253,6 @@ def test_what_does_not_fit_is_refused(kernels: NativeKernels) -> None:
 
 
 def test_the_sets_are_listed_best_first() -> None:
-    order = ["avx512_bf16", "avx512", "avx2"]
+    order = ["amx", "avx512_bf16", "avx512", "avx2"]
     assert list(ISAS) == [name for name in order if name in ISAS]
     assert NativeKernels(1).instruction_set == ISAS[0]

@@ -1,6 +1,9 @@
 // The C interface, compiled for any x86-64: picks the instruction set, plans a step, holds its memory.
+#include <cpuid.h>
 #include <omp.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -23,12 +26,17 @@ extern const Operations operations;
 namespace avx512_bf16 {
 extern const Operations operations;
 }
+namespace amx {
+extern const Operations operations;
+}
 
 namespace {
 
+// Units with bfloat16 instructions have nothing for float32: that is another unit's.
 struct Isa {
     const char* name;
-    const Operations* operations;
+    const Operations* for_bf16;
+    const Operations* for_f32;
     bool (*is_supported)();
 };
 
@@ -39,10 +47,21 @@ bool has_avx512() {
 }
 bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 
+// The processor has tiles of bfloat16, the system saves them, and this process may use them, which must be asked for.
+bool has_amx() {
+    constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kSystemSaves = 1u << 27;
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;
+    unsigned a, b, c, d;
+    if (!has_avx512_bf16() || !__get_cpuid(1, &a, &b, &c, &d) || !(c & kSystemSaves)) return false;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & kBf16) || !(d & kTile)) return false;
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
 const Isa kIsas[] = {
-    {"avx512_bf16", &avx512_bf16::operations, has_avx512_bf16},
-    {"avx512", &avx512::operations, has_avx512},
-    {"avx2", &avx2::operations, has_avx2},
+    {"amx", &amx::operations, &avx512::operations, has_amx},
+    {"avx512_bf16", &avx512_bf16::operations, &avx512::operations, has_avx512_bf16},
+    {"avx512", &avx512::operations, &avx512::operations, has_avx512},
+    {"avx2", &avx2::operations, &avx2::operations, has_avx2},
 };
 
 // Memory that only grows, aligned to a cache line, zeroed.
@@ -71,8 +90,11 @@ class Buffer {
 }  // namespace
 
 struct Context {
-    const Operations* operations;
+    const Isa* isa;
     int threads;
+
+    const Operations& operations(bool is_bf16) const { return is_bf16 ? *isa->for_bf16 : *isa->for_f32; }
+
     Team team;
     Planner planner;
     Buffer normed, qkv, query, attended, gated, partials, finished, scratch;
@@ -166,7 +188,7 @@ void* pagedeck_create(const char* instruction_set, int32_t threads) {
         if (std::strcmp(isa.name, instruction_set) || !isa.is_supported()) continue;
         auto* context = new (std::nothrow) Context();
         if (!context) return nullptr;
-        context->operations = isa.operations;
+        context->isa = &isa;
         context->threads = std::clamp(threads, 1, kMaxThreads);
         return context;
     }
@@ -198,7 +220,7 @@ int32_t pagedeck_step(void* handle, const PagedeckModel* model, const PagedeckCa
         Workspace space;
         const Plan plan = prepare(context, *model, *step, space);
         run(context, [&](int id, int size) {
-            context.operations->step(context.team, id, size, *model, *cache, *step, space, plan);
+            context.operations(model->is_bf16).step(context.team, id, size, *model, *cache, *step, space, plan);
         });
     } catch (const std::bad_alloc&) {
         return kOutOfMemory;
@@ -212,7 +234,7 @@ int32_t pagedeck_head(void* handle, const PagedeckModel* model, const float* hid
     try {
         auto* normed = static_cast<uint32_t*>(context.normed.get(rows * units(model->hidden, model->is_bf16) * 4));
         run(context, [&](int id, int size) {
-            context.operations->head(context.team, id, size, *model, hidden, rows, normed, logits);
+            context.operations(model->is_bf16).head(context.team, id, size, *model, hidden, rows, normed, logits);
         });
     } catch (const std::bad_alloc&) {
         return kOutOfMemory;
@@ -224,7 +246,7 @@ void pagedeck_pack(void* handle, const void* weight, int32_t out_features, int32
                    int32_t is_bf16, uint32_t* packed) {
     Context& context = *static_cast<Context*>(handle);
     run(context, [&](int id, int size) {
-        context.operations->pack(context.team, id, size, weight, out_features, in_features, is_gate_up, is_bf16, packed);
+        context.operations(is_bf16).pack(context.team, id, size, weight, out_features, in_features, is_gate_up, is_bf16, packed);
     });
 }
 
@@ -265,19 +287,19 @@ void pagedeck_linear(void* handle, const PagedeckLinear* linear, int32_t is_bf16
                      int64_t rows, int32_t into, void* out) {
     Context& context = *static_cast<Context*>(handle);
     run(context, [&](int id, int size) {
-        context.operations->linear(context.team, id, size, *linear, is_bf16, x, stride, rows, into, out);
+        context.operations(is_bf16).linear(context.team, id, size, *linear, is_bf16, x, stride, rows, into, out);
     });
 }
 
 void pagedeck_rms_norm(void* handle, const float* x, const float* weight, int64_t rows, int32_t n, float eps,
                        int32_t is_bf16, void* out) {
-    static_cast<Context*>(handle)->operations->rms_norm(x, weight, rows, n, eps, is_bf16, out);
+    static_cast<Context*>(handle)->operations(is_bf16).rms_norm(x, weight, rows, n, eps, is_bf16, out);
 }
 
 // Rotates queries and keys of qkv [num_tokens][features] (float32); keys and values go into layer 0 of the cache.
 void pagedeck_write(void* handle, const PagedeckModel* model, const PagedeckCache* cache, const PagedeckStep* step,
                     const float* qkv, void* query) {
-    static_cast<Context*>(handle)->operations->write(*model, *cache, *step, qkv, query);
+    static_cast<Context*>(handle)->operations(model->is_bf16).write(*model, *cache, *step, qkv, query);
 }
 
 // Attention over layer 0 of the cache.
@@ -288,7 +310,7 @@ int32_t pagedeck_attend(void* handle, const PagedeckModel* model, const Pagedeck
         Workspace space{};
         const Plan plan = prepare_attention(context, *model, *step, space);
         run(context, [&](int id, int size) {
-            context.operations->attend(context.team, id, size, *model, *cache, *step, space, plan, query, out);
+            context.operations(model->is_bf16).attend(context.team, id, size, *model, *cache, *step, space, plan, query, out);
         });
     } catch (const std::bad_alloc&) {
         return kOutOfMemory;

@@ -9,6 +9,9 @@
 #pragma once
 
 #include "linear.h"
+#if defined(PAGEDECK_AMX)
+#include "amx.h"
+#endif
 
 namespace pagedeck {
 
@@ -44,9 +47,10 @@ template <int R>
     for (int b = 0; b < blocks; b++, w += 640) {
         for (int half = 0; half < 2; half++) {
             const uint8_t* bytes = w + 128 + 256 * half;
-            Vec part[R];
+            // Two sums, because each waits for the addition before.
+            Vec even[R], odd[R];
 #pragma GCC unroll 8
-            for (int r = 0; r < R; r++) part[r] = zero();
+            for (int r = 0; r < R; r++) even[r] = odd[r] = zero();
 #pragma GCC unroll 8
             for (int p = 0; p < 8; p++) {
                 const __m512i wide =
@@ -56,14 +60,14 @@ template <int R>
 #pragma GCC unroll 8
                 for (int r = 0; r < R; r++) {
                     const uint32_t* units = x + r * stride + 16 * b + p;
-                    part[r] = dot<BF16>(part[r], splat_unit(units[0]), low);
-                    part[r] = dot<BF16>(part[r], splat_unit(units[8]), high);
+                    even[r] = dot<BF16>(even[r], splat_unit(units[0]), low);
+                    odd[r] = dot<BF16>(odd[r], splat_unit(units[8]), high);
                 }
             }
             const Vec scale = load_halves(w + 32 * half), offset = load_halves(w + 64 + 32 * half);
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
-                acc[half][r] = fma(scale, part[r], acc[half][r]);
+                acc[half][r] = fma(scale, add(even[r], odd[r]), acc[half][r]);
                 acc[half][r] = fma(offset, splat(sums[r * blocks + b]), acc[half][r]);
             }
         }
@@ -156,6 +160,14 @@ void multiply_best(Worker& worker, const PagedeckLinear& linear, const uint32_t*
             return;
         }
     }
+#if defined(PAGEDECK_AMX)
+    if constexpr (T::kPerUnit == 2) {
+        if (linear.in_features % 32 == 0) {
+            multiply_amx(worker, linear, x, stride, rows, out);
+            return;
+        }
+    }
+#endif
     multiply<T>(worker, linear, x, stride, rows, out);
 }
 

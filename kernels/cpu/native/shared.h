@@ -11,7 +11,7 @@ namespace pagedeck {
 constexpr int kMaxThreads = 256;
 
 constexpr int kQuantisedBlock = 32;         // inputs
-constexpr int kMaxQuantisedRows = 8;        // registers allow no more
+constexpr int kMaxQuantisedRows = 4;        // with more, bfloat16 was faster
 constexpr int kMaxQuantisedInputs = 32768;  // bounds the sums that each thread keeps
 
 inline int64_t quantised_block_bytes(int bits) { return bits == 4 ? 128 + 512 : 64 + 1024; }
