@@ -58,7 +58,12 @@ def missing(marker: str) -> str | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip, with the reason, what cannot run on this machine."""
+    """Skip, with the reason, what cannot run on this machine; browser tests come last.
+
+    Playwright's event loop counts as running from its first use to the end of the session, so that `asyncio.run` fails
+    in every test after it.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("browser") is not None)
     for marker in ("model", "browser"):
         why = missing(marker)
         if why is not None:
