@@ -54,7 +54,8 @@ class Authenticator:
         self.keys = keys
         self.throttle = LoginThrottle()
         self._now = now
-        self._open: dict[str, set[Callable[[], None]]] = {}  # key id -> how to cut each of its connections
+        # Whose key -> how to cut each connection that is being answered; None: nobody's, while there are no keys.
+        self._open: dict[str | None, set[Callable[[], None]]] = {}
         material = keys.flag_fingerprints
         # scrypt: a stolen cookie must not let weak keys be guessed at speed
         self._secret = (
@@ -115,26 +116,30 @@ class Authenticator:
         self.keys.used(key)
         return Caller(key.role, key)
 
-    def watch(self, connection: HTTPConnection, key: Key) -> None:
+    def watch(self, connection: HTTPConnection, key: Key | None) -> None:
         """Remember how to cut the connection of this request until its task has ended."""
         abort = connection.scope.get("extensions", {}).get(ABORT_EXTENSION, {}).get("abort")
         task = asyncio.current_task()
         if abort is None or task is None:
             return
-        cuts = self._open.setdefault(key.id, set())
+        key_id = None if key is None else key.id
+        cuts = self._open.setdefault(key_id, set())
         cuts.add(abort)
 
         def forget(_: object) -> None:
             cuts.discard(abort)
             if not cuts:
-                self._open.pop(key.id, None)
+                self._open.pop(key_id, None)
 
         task.add_done_callback(forget)
 
-    def cut(self, key: Key, but: HTTPConnection) -> None:
-        """End what is being answered to a key that was revoked: streams too; not the request `but`."""
+    def cut(self, key: Key | None, but: HTTPConnection) -> None:
+        """End what is being answered, streams too, to a key that was revoked, or to nobody since keys are asked for.
+
+        Not the request `but`.
+        """
         own = but.scope.get("extensions", {}).get(ABORT_EXTENSION, {}).get("abort")
-        for abort in list(self._open.get(key.id, ())):
+        for abort in list(self._open.get(None if key is None else key.id, ())):
             if abort != own:
                 abort()
 
@@ -162,7 +167,7 @@ def authorize(connection: HTTPConnection, needed: Role) -> Caller:
     if not caller.role.may(needed):
         message = f"the role {caller.role.label} may not do this; it needs {needed.label}"
         raise ApiError(403, message, code="role_not_allowed")
-    if caller.key is not None and not caller.key.is_from_flag:
+    if caller.key is None or not caller.key.is_from_flag:
         authenticator.watch(connection, caller.key)
     return caller
 

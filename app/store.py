@@ -27,7 +27,7 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE TABLE api_keys (
         id TEXT PRIMARY KEY, label TEXT NOT NULL, role TEXT NOT NULL, fingerprint BLOB NOT NULL UNIQUE,
         created_at REAL NOT NULL, last_used_at REAL
-    ) STRICT
+    )
     """,
 )
 

@@ -47,7 +47,8 @@ def listing(request: Request) -> dict[str, Any]:
 async def create_key(request: Request) -> Response:
     """POST /admin/api/keys {"label", "role"}: 201 with the key's text, this once.
 
-    The first key turns authentication on: a browser that made it is logged in with it, so that its page goes on.
+    The first key turns authentication on, also for what is being answered: it is cut. A browser that made the key is
+    logged in with it, so that its pages go on.
     """
     body = await read_body(request, CreateKeyBody)
     console, role = context(request).console, Role.from_label(body.role)
@@ -56,8 +57,11 @@ async def create_key(request: Request) -> Response:
         request, "key created", f"{body.label} ({role.label})", _refusable(console.keys.create(body.label, role))
     )
     response = JSONResponse({**key.as_json(), "key": text}, status_code=201, headers=NO_STORE)
-    if was_open and request.headers.get("sec-fetch-site") == "same-origin":
-        set_login_cookie(request, response, text)
+    if was_open:
+        authenticator: Authenticator = request.app.state.authenticator
+        authenticator.cut(None, but=request)
+        if request.headers.get("sec-fetch-site") == "same-origin":
+            set_login_cookie(request, response, text)
     return response
 
 

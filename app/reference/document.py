@@ -85,6 +85,7 @@ def openapi_document(rows: tuple[RouteRow, ...], root_path: str = "") -> Json:
             "schemas": definitions,
             "securitySchemes": {
                 "key": {"type": "http", "scheme": "bearer", "description": "An API key; none on loopback without keys"},
+                "bare_key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same"},
                 "login": {"type": "apiKey", "in": "cookie", "name": COOKIE, "description": "What /admin/login gives"},
             },
         },
@@ -150,7 +151,7 @@ def _operation(row: RouteRow, operation: Operation, schemas: dict[tuple[type, Mo
         "summary": operation.summary,
         "description": operation.description or operation.summary,
         "x-role": row.role.label,
-        "security": [] if row.role is Role.OPEN else [{"key": []}, {"login": []}],
+        "security": [] if row.role is Role.OPEN else [{"key": []}, {"bare_key": []}, {"login": []}],
         "responses": _responses(row, operation, schemas),
     }
     if operation.parameters:

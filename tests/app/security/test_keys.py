@@ -186,22 +186,23 @@ def test_a_login_with_a_created_key_ends_with_the_key() -> None:
     asyncio.run(scenario())
 
 
+async def stream(app: Starlette, key: str, cut: list[str]) -> Exchange:
+    exchange = Exchange(app, "GET", "/admin/api/events", bearer(key) if key else {})
+
+    async def with_abort(scope: Any, receive: Any, send: Any) -> None:
+        def abort() -> None:
+            cut.append(key)
+            exchange.leave()
+
+        await app({**scope, "extensions": {ABORT_EXTENSION: {"abort": abort}}}, receive, send)
+
+    exchange.app = with_abort  # type: ignore[assignment]
+    exchange.start().send_body(b"")
+    await exchange.sent.get()
+    return exchange
+
+
 def test_revoking_a_key_cuts_the_streams_it_opened_and_no_others() -> None:
-    async def stream(app: Starlette, key: str, cut: list[str]) -> Exchange:
-        exchange = Exchange(app, "GET", "/admin/api/events", bearer(key))
-
-        async def with_abort(scope: Any, receive: Any, send: Any) -> None:
-            def abort() -> None:
-                cut.append(key)
-                exchange.leave()
-
-            await app({**scope, "extensions": {ABORT_EXTENSION: {"abort": abort}}}, receive, send)
-
-        exchange.app = with_abort  # type: ignore[assignment]
-        exchange.start().send_body(b"")
-        await exchange.sent.get()
-        return exchange
-
     async def scenario() -> None:
         async with running_app(WITH_KEYS) as app:
             cut: list[str] = []
@@ -215,6 +216,23 @@ def test_revoking_a_key_cuts_the_streams_it_opened_and_no_others() -> None:
             assert not second.task.done()
             second.leave()
             await second.end()
+
+    asyncio.run(scenario())
+
+
+def test_the_first_key_cuts_what_is_streamed_without_one() -> None:
+    async def scenario() -> None:
+        async with running_app() as app:
+            cut: list[str] = []
+            anonymous = await stream(app, "", cut)
+            first = await create(app, "me", "admin")
+            await anonymous.end()
+            assert cut == [""]
+            with_key = await stream(app, first["key"], cut)
+            await create(app, "another", "inference", **bearer(first["key"]))
+            assert cut == [""]
+            with_key.leave()
+            await with_key.end()
 
     asyncio.run(scenario())
 
