@@ -103,9 +103,17 @@ def test_with_a_prefix_hit(engine: Engine, prompts: list[list[int]], alone: list
 
 def test_with_forced_preemption(engine: Engine, prompts: list[list[int]], alone: list[list[int]]) -> None:
     engine.reset_prefix_cache()
-    tokens, recorder = run(engine, prompts, together=True, num_usable_blocks=16)
-    assert tokens == alone
-    assert sum(len(r.changes.preempted) for r in recorder.records) >= 5
+    recorder = Recorder(engine)
+    for i, prompt in enumerate(prompts):
+        recorder.take(engine.add(make_request(f"r{i}", prompt, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True)))
+    for usable in (60, 40, 16):  # pull the pool from under what runs, three times
+        for _ in range(3):
+            recorder.take(engine.step())
+        recorder.take(engine.set_limits({"num_usable_blocks": usable}))
+    recorder.run()
+    engine.set_limits({"num_usable_blocks": engine.info.num_blocks})
+    assert [recorder.tokens(f"r{i}") for i in range(len(prompts))] == alone
+    assert sum(len(r.changes.preempted) for r in recorder.records) >= 10
 
 
 def test_siblings_that_share_and_copy_blocks(engine: Engine, prompts: list[list[int]], alone: list[list[int]]) -> None:
