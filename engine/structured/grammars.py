@@ -9,6 +9,7 @@ pathological spec fail by itself, and what they don't cover is tried in another 
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 from collections import OrderedDict
@@ -24,6 +25,8 @@ from llguidance.gbnf_to_lark import any_to_lark
 from engine.errors import InvalidValueError
 from engine.sampling_params import StructuredSpec
 from engine.tokenizer.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 MAX_SPEC_CHARACTERS = 64 * 1024
 MAX_REGEX_CHARACTERS = 8 * 1024
@@ -213,12 +216,14 @@ def _grammar_source(spec: StructuredSpec) -> str:
 
 def _trial(source: str) -> str | None:
     """What is wrong with a grammar, found where it can do no harm; None if nothing is."""
-    command = [sys.executable, "-I", str(_TRIAL)]
+    command = [sys.executable, "-P", str(_TRIAL)]
     try:
         done = subprocess.run(command, input=source.encode(), capture_output=True, timeout=MAX_TRIAL_S, check=False)
     except subprocess.TimeoutExpired:
         return "it needs too much work"
-    if done.returncode != 0:
+    if done.returncode != 0:  # a signal: its limits; anything else is memory that was refused, or a fault of ours
+        if done.returncode > 0:
+            logger.warning("a trial of a grammar ended with status %d", done.returncode)
         return "it needs too much work"
     return done.stdout.decode(errors="replace") or None
 

@@ -8,6 +8,7 @@ import httpx
 import openai
 import pytest
 from openai import OpenAI
+from pydantic import BaseModel, ConfigDict
 
 from engine.core.batch import Batch
 from engine.sampling_params import SamplingParams
@@ -126,3 +127,12 @@ def test_a_request_that_fails_within_a_stream_says_so() -> None:
         text = httpx.post(f"{live.address}/v1/responses", json=body).text
     assert "event: error\n" in text
     assert text.rstrip().splitlines()[-2] == "event: response.failed"
+
+
+def test_the_clients_own_parsing_finds_its_model(client: OpenAI) -> None:
+    class Choice(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+        is_tall: bool
+
+    answer = client.responses.parse(model="fake", input="a", text_format=Choice, temperature=0)
+    assert isinstance(answer.output_parsed, Choice)
