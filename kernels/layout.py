@@ -15,10 +15,13 @@ that walks a block table reads `block_size * head_dim` contiguous elements per h
 
 from __future__ import annotations
 
+import contextlib
 import math
+import mmap
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 _ALIGNMENT = 64  # bytes: a cache line, a vector register
@@ -68,12 +71,29 @@ def allocate(layout: KVLayout, num_layers: int, num_blocks: int, dtype: torch.dt
     """The KV pool of all layers: `[num_layers, *cache_shape]`, zeros, on the CPU.
 
     Address space is taken now, memory as blocks are first written: starting costs no pass over gigabytes.
+
+    Raises:
+        MemoryError: there isn't so much.
     """
     shape = (num_layers, *layout.cache_shape(num_blocks))
     num_bytes = math.prod(shape) * dtype.itemsize
-    memory = np.zeros(num_bytes + _ALIGNMENT, dtype=np.uint8)
+    memory = _zeros(num_bytes + _ALIGNMENT)
     first = -memory.ctypes.data % _ALIGNMENT
     return torch.from_numpy(memory[first : first + num_bytes]).view(dtype).view(shape)
+
+
+def _zeros(num_bytes: int) -> npt.NDArray[np.uint8]:
+    """On large pages where the system has them: a step reads blocks all over the pool, and small pages' addresses
+    take a tenth of its time."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return np.zeros(num_bytes, dtype=np.uint8)
+    try:
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(str(error)) from error
+    with contextlib.suppress(OSError):  # a system without large pages: slower, nothing else
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, dtype=np.uint8)
 
 
 def tiles_of_blocks(layout: KVLayout, block_ids: torch.Tensor) -> torch.Tensor:

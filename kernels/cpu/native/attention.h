@@ -38,8 +38,12 @@ struct Chunk {
     const uint32_t* values[4];
 };
 
+// Into the L2 cache: the chunk after this one, line by line between the products, so that memory is never idle and
+// never asked for more than it can have under way.
+inline void prefetch(const uint32_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
+
 template <class T, int R, int N>
-[[gnu::noinline]] void add_values(const Chunk& chunk, int tokens, int dim, int column, int width, const uint32_t* weights,
+[[gnu::noinline]] void add_values(const Chunk& chunk, const Chunk& next, int tokens, int dim, int column, int width, const uint32_t* weights,
                        const float* shrink, float* const* out) {
     constexpr int kUnits = 16 / T::kPerUnit;  // per tile
     Vec acc[R][N];
@@ -51,11 +55,13 @@ template <class T, int R, int N>
     const int units = (tokens + T::kPerUnit - 1) / T::kPerUnit;
     for (int first_unit = 0; first_unit < units; first_unit += kUnits) {
         const uint32_t* v = chunk.values[first_unit / kUnits] + column;
+        const uint32_t* after = next.values[first_unit / kUnits] + column;
         const int count = units - first_unit < kUnits ? units - first_unit : kUnits;
-        for (int u = 0; u < count; u++, v += dim) {
+        for (int u = 0; u < count; u++, v += dim, after += dim) {
             Units value[N];
 #pragma GCC unroll 4
             for (int n = 0; n < N; n++) {
+                prefetch(after + 16 * n);
                 value[n] = n == N - 1 && width < 16 ? load_units(v + 16 * n, width) : load_units(v + 16 * n);
                 // The slot after the last token may hold anything, and 0 * NaN is NaN.
                 if (T::kPerUnit == 2 && 2 * (first_unit + u) + 1 == tokens) value[n] = low_halves(value[n]);
@@ -78,7 +84,7 @@ template <class T, int R, int N>
 // R rows over one chunk. queries: [R] rows of units; limits: tokens of the chunk that each row sees, may be <= 0;
 // tokens: the largest of them, >= 1; states: [R].
 template <class T, int R>
-[[gnu::noinline]] void attend_chunk(const Chunk& chunk, int tokens, int dim, float scale, const uint32_t* const* queries,
+[[gnu::noinline]] void attend_chunk(const Chunk& chunk, const Chunk& next, int tokens, int dim, float scale, const uint32_t* const* queries,
                   const int* limits, float* const* states) {
     const int units = dim / T::kPerUnit;
     Vec scores[R][4];
@@ -89,6 +95,8 @@ template <class T, int R>
     }
     const uint32_t *k0 = chunk.keys[0], *k1 = chunk.keys[1], *k2 = chunk.keys[2], *k3 = chunk.keys[3];
     for (int u = 0; u < units; u++, k0 += 16, k1 += 16, k2 += 16, k3 += 16) {
+#pragma GCC unroll 4
+        for (int t = 0; t < 4; t++) prefetch(next.keys[t] + 16 * u);
         const Units keys[4] = {load_units(k0), load_units(k1), load_units(k2), load_units(k3)};
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
@@ -135,22 +143,22 @@ template <class T, int R>
     for (int column = 0; column < dim; column += 64) {
         const int rest = dim - column, width = rest >= 64 ? 16 : (rest % 16 ? rest % 16 : 16);
         switch (rest >= 64 ? 4 : (rest + 15) / 16) {
-            case 4: add_values<T, R, 4>(chunk, tokens, dim, column, width, weights, shrink, outs); break;
-            case 3: add_values<T, R, 3>(chunk, tokens, dim, column, width, weights, shrink, outs); break;
-            case 2: add_values<T, R, 2>(chunk, tokens, dim, column, width, weights, shrink, outs); break;
-            default: add_values<T, R, 1>(chunk, tokens, dim, column, width, weights, shrink, outs);
+            case 4: add_values<T, R, 4>(chunk, next, tokens, dim, column, width, weights, shrink, outs); break;
+            case 3: add_values<T, R, 3>(chunk, next, tokens, dim, column, width, weights, shrink, outs); break;
+            case 2: add_values<T, R, 2>(chunk, next, tokens, dim, column, width, weights, shrink, outs); break;
+            default: add_values<T, R, 1>(chunk, next, tokens, dim, column, width, weights, shrink, outs);
         }
     }
 }
 
 template <class T, int R = kHeadRows>
-void attend_rows(int rows, const Chunk& chunk, int tokens, int dim, float scale, const uint32_t* const* queries,
+void attend_rows(int rows, const Chunk& chunk, const Chunk& next, int tokens, int dim, float scale, const uint32_t* const* queries,
                  const int* limits, float* const* states) {
     if constexpr (R > 0) {
         if (rows == R) {
-            attend_chunk<T, R>(chunk, tokens, dim, scale, queries, limits, states);
+            attend_chunk<T, R>(chunk, next, tokens, dim, scale, queries, limits, states);
         } else {
-            attend_rows<T, R - 1>(rows, chunk, tokens, dim, scale, queries, limits, states);
+            attend_rows<T, R - 1>(rows, chunk, next, tokens, dim, scale, queries, limits, states);
         }
     }
 }
@@ -222,23 +230,20 @@ Chunk find_chunk(const CacheView<T>& cache, const int32_t* block_table, int kv_h
     return chunk;
 }
 
-inline void prefetch_chunk(const Chunk& chunk, int dim, int units) {
-    for (int t = 0; t < 4; t++) {
-        for (int i = 0; i < units; i++) _mm_prefetch(reinterpret_cast<const char*>(chunk.keys[t] + 16 * i), _MM_HINT_T0);
-        const int lines = 16 * units / 16;
-        for (int i = 0; i < lines; i++) {
-            _mm_prefetch(reinterpret_cast<const char*>(chunk.values[t] + 16 * i), _MM_HINT_T0);
-        }
-    }
-    (void)dim;
+// The first chunk of a task, to be fetched while the one before is computed.
+template <class T>
+Chunk first_chunk(const CacheView<T>& cache, const PagedeckStep& step, const AttentionTask& task) {
+    const int start = task.section > 0 ? task.section * kSection : 0;
+    const int32_t* table = step.block_tables + static_cast<int64_t>(task.seq) * step.max_blocks;
+    return find_chunk(cache, table, task.kv_head, start, step.seq_lens[task.seq], nullptr);
 }
 
-// One task. queries, out: [num_tokens][num_heads][head_dim] elements. partials: of the whole step.
+// One task; `following` is likely to be this thread's next one, or null. queries, out: [num_tokens][num_heads][head_dim] elements. partials: of the whole step.
 template <class T>
 void attend(const PagedeckModel& model, const CacheView<T>& cache, const PagedeckStep& step, const AttentionTask& task,
-            const typename T::Element* queries, typename T::Element* out, const AttentionScratch& scratch,
+            const AttentionTask* following, const typename T::Element* queries, typename T::Element* out, const AttentionScratch& scratch,
             float* partials, std::atomic<int32_t>* finished) {
-    const int dim = model.head_dim, group = model.num_heads / model.num_kv_heads, units = dim / T::kPerUnit;
+    const int dim = model.head_dim, group = model.num_heads / model.num_kv_heads;
     const int floats = state_floats(dim), seq_len = step.seq_lens[task.seq];
     const int first_token = step.query_starts[task.seq], num_new = step.query_starts[task.seq + 1] - first_token;
     const int num_rows = (task.last - task.first) * group;
@@ -262,9 +267,12 @@ void attend(const PagedeckModel& model, const CacheView<T>& cache, const Pagedec
         Chunk chunk = find_chunk(cache, table, task.kv_head, section * kSection, seen_last, scratch.gathered);
         for (int start = section * kSection; start < stop; start += kChunk) {
             Chunk next = chunk;
-            if (start + kChunk < stop && cache.is_tiled()) {
-                next = find_chunk(cache, table, task.kv_head, start + kChunk, seen_last, scratch.gathered);
-                if (num_rows <= kHeadRows) prefetch_chunk(next, dim, units);
+            if (cache.is_tiled()) {
+                if (start + kChunk < stop) {
+                    next = find_chunk(cache, table, task.kv_head, start + kChunk, seen_last, scratch.gathered);
+                } else if (section + 1 == end && following) {
+                    next = first_chunk(cache, step, *following);
+                }
             }
             for (int row = 0; row < num_rows;) {
                 // Tiles of nearly equal height, as in multiply().
@@ -279,7 +287,7 @@ void attend(const PagedeckModel& model, const CacheView<T>& cache, const Pagedec
                     limits[r] = seen_first + (row + r) / group - start;
                 }
                 const int tokens = limits[height - 1] < kChunk ? limits[height - 1] : kChunk;
-                if (tokens > 0) attend_rows<T>(height, chunk, tokens, dim, scale, q, limits, s);
+                if (tokens > 0) attend_rows<T>(height, chunk, next, tokens, dim, scale, q, limits, s);
                 row += height;
             }
             if (start + kChunk < stop) {

@@ -48,7 +48,7 @@ void attend_all(Worker& worker, const PagedeckModel& model, const PagedeckCache&
     const AttentionScratch scratch =
         scratch_of(space, worker.id(), model.head_dim, model.num_heads / model.num_kv_heads);
     worker.each(plan.num_tasks, [&](int64_t i) {
-        attend<T>(model, view, step, plan.tasks[i], static_cast<const Element*>(query), static_cast<Element*>(out),
+        attend<T>(model, view, step, plan.tasks[i], i + 1 < plan.num_tasks ? &plan.tasks[i + 1] : nullptr, static_cast<const Element*>(query), static_cast<Element*>(out),
                   scratch, space.partials, space.finished);
     });
     worker.barrier();
