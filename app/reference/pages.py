@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -57,7 +58,7 @@ async def api_page(request: Request) -> Response:
 
     ctx = context(request)
     rows = route_table(is_loopback=ctx.settings.is_loopback())
-    document: Any = openapi_document(rows)
+    document: Any = await anyio.to_thread.run_sync(openapi_document, rows)
     groups: dict[str, list[OperationView]] = {}
     for row, operation in described(rows):
         for method in row.methods:

@@ -30,7 +30,7 @@ def get(*paths: str, key: str | None = None, act: bool = False) -> list[Exchange
     return asyncio.run(main())
 
 
-@pytest.mark.parametrize("path", ["/", "/engine", "/admin"])
+@pytest.mark.parametrize("path", ["/", "/engine", "/admin", "/api"])
 def test_a_page_is_html_and_kept_by_no_cache(path: str) -> None:
     (page,) = get(path)
     assert page.status == 200
@@ -59,6 +59,35 @@ def test_the_audit_rows_are_a_fragment_for_admins() -> None:
 
 
 def test_each_role_sees_its_pages() -> None:
-    assert [page.status for page in get("/", "/engine", "/admin", key=INFERENCE)] == [200, 403, 403]
-    assert [page.status for page in get("/", "/engine", "/admin", key=READ_ONLY)] == [403, 200, 200]
-    assert [page.status for page in get("/", "/engine", "/admin", key=ADMIN)] == [200, 200, 200]
+    assert [page.status for page in get("/", "/engine", "/admin", "/api", key=INFERENCE)] == [200, 403, 403, 200]
+    assert [page.status for page in get("/", "/engine", "/admin", "/api", key=READ_ONLY)] == [403, 200, 200, 200]
+    assert [page.status for page in get("/", "/engine", "/admin", "/api", key=ADMIN)] == [200, 200, 200, 200]
+
+
+def test_keys_are_on_the_admin_page_for_admins_only_and_labels_are_escaped() -> None:
+    async def scenario() -> tuple[str, str]:
+        async with running_app(Settings(api_key=KEYS)) as app:
+            admin = {"authorization": f"Bearer {ADMIN}"}
+            body = {"label": "<i>notebook</i>", "role": "inference"}
+            assert (await request(app, "POST", "/admin/api/keys", body, **admin)).status == 201
+            pages = [
+                await request(app, "GET", "/admin", accept="text/html", authorization=f"Bearer {key}")
+                for key in (ADMIN, READ_ONLY)
+            ]
+            fragment = await request(app, "GET", "/admin/fragments/keys", **admin)
+            assert b"&lt;i&gt;notebook&lt;/i&gt;" in fragment.body
+            assert b"<html" not in fragment.body
+            return pages[0].body.decode(), pages[1].body.decode()
+
+    for_admin, for_reader = asyncio.run(scenario())
+    assert "&lt;i&gt;notebook&lt;/i&gt;" in for_admin
+    assert "notebook" not in for_reader
+    assert "<i>notebook" not in for_admin
+
+
+def test_the_api_page_tells_each_role_what_it_may_run() -> None:
+    (page,) = get("/api", key=INFERENCE)
+    html = page.body.decode()
+    assert "Needs the role read-only; this browser has inference." in html
+    (page,) = get("/api", key=ADMIN)
+    assert "Needs the role" not in page.body.decode()
