@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import TypeVar
 
+import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -13,13 +16,16 @@ from starlette.types import Receive, Scope, Send
 from app.context import context
 from app.errors import ApiError, error_of
 from app.openai_api.answer import Format
-from app.openai_api.generation import ClientWatch, Generation, OpenGenerations
+from app.openai_api.generation import ClientWatch, Generation, OpenGenerations, PromptDelta
 from app.openai_api.results import Gathered, Json, UsageCount
 from engine.engine import Request as EngineRequest
 from engine.errors import EngineError
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+MANY_ENTRIES = 500  # tokens with log-probabilities: some 25 ms of writing, with 20 alternatives each
 STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
@@ -47,12 +53,12 @@ async def respond(
         if stream:
             frames = _frames(work.generation, shape, usage)
             return EventStream(frames, work, headers={**headers, **STREAM_HEADERS})
-        body = await work.watch.race(_whole(work.generation, shape, usage))
+        answer = await work.watch.race(_whole(work.generation, shape, usage, headers))
     except BaseException:
         work.close()
         raise
     work.close()
-    return JSONResponse(body, headers=headers)
+    return answer
 
 
 class _Work:
@@ -107,6 +113,9 @@ async def _frames(generation: Generation, shape: Format, usage: UsageCount) -> A
     def framed(events: list[Json]) -> bytes:
         return b"".join(frame(event, is_named=shape.has_named_events) for event in events)
 
+    def told(news: PromptDelta) -> bytes:
+        return framed(shape.chunks(news, usage))
+
     try:
         if opening := shape.opening():
             yield framed(opening)
@@ -114,8 +123,8 @@ async def _frames(generation: Generation, shape: Format, usage: UsageCount) -> A
             usage.add(news.delta)
             if news.delta.finish_reason == "error":
                 raise failed(news.delta.error)
-            if chunks := shape.chunks(news, usage):
-                yield framed(chunks)
+            if events := await _written(partial(told, news), len(news.delta.prompt_logprobs)):
+                yield events
         if closing := shape.closing(usage):
             yield framed(closing)
     except (ApiError, EngineError) as error:  # the status is sent: the stream itself must say it
@@ -124,14 +133,22 @@ async def _frames(generation: Generation, shape: Format, usage: UsageCount) -> A
         yield shape.end
 
 
-async def _whole(generation: Generation, shape: Format, usage: UsageCount) -> Json:
+async def _whole(generation: Generation, shape: Format, usage: UsageCount, headers: dict[str, str]) -> Response:
     gathered: dict[tuple[int, int], Gathered] = {}
     async for news in generation:
         usage.add(news.delta)
         if news.delta.finish_reason == "error":
             raise failed(news.delta.error)
         gathered.setdefault((news.prompt_index, news.delta.index), Gathered()).add(news.delta)
-    return shape.whole(gathered, usage)
+    num_entries = sum(len(got.logprobs) + len(got.prompt_logprobs) for got in gathered.values())
+    return await _written(lambda: JSONResponse(shape.whole(gathered, usage), headers=headers), num_entries)
+
+
+async def _written(write: Callable[[], T], num_entries: int) -> T:
+    """The result of `write`, on a worker thread where it holds so many log-probabilities that others would wait."""
+    if num_entries < MANY_ENTRIES:
+        return write()
+    return await anyio.to_thread.run_sync(write, abandon_on_cancel=True)
 
 
 def failed(message: str | None) -> ApiError:

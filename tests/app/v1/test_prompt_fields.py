@@ -10,6 +10,7 @@ import openai
 import pytest
 from openai import OpenAI
 
+from app.openai_api.delivery import MANY_ENTRIES
 from engine.sampling_params import SamplingParams
 from tests.helpers.fake_runner import expected_tokens, prompt_score
 from tests.helpers.live_app import LiveApp, serve
@@ -112,6 +113,15 @@ def test_prompt_log_probabilities_of_a_completion(live: LiveApp) -> None:
     told = [c for chunk in chunks(live, "completions", body) for c in chunk["choices"] if "prompt_logprobs" in c]  # type: ignore[attr-defined]
     assert {c["index"]: c["prompt_logprobs"] for c in told} == {c["index"]: c["prompt_logprobs"] for c in whole}
     assert len(told) == 4
+
+
+def test_those_of_a_long_prompt_are_written_aside_and_are_the_same(live: LiveApp) -> None:
+    body = {"prompt": "x" * 600, "max_tokens": 2, "temperature": 0, "prompt_logprobs": 20}
+    (choice,) = httpx.post(f"{live.address}/v1/completions", json=body).json()["choices"]
+    assert len(choice["prompt_logprobs"]) > MANY_ENTRIES
+    told = [c for chunk in chunks(live, "completions", body) for c in chunk["choices"]]  # type: ignore[attr-defined]
+    assert told[0]["prompt_logprobs"] == choice["prompt_logprobs"]
+    assert "".join(c["text"] for c in told) == choice["text"]
 
 
 def test_prompt_log_probabilities_of_a_chat(live: LiveApp) -> None:
