@@ -167,3 +167,17 @@ def test_others_are_answered_while_a_schema_compiles(
         may_end.set()
         waiting.join(30)
     assert texts == [("slow", "stop")]
+
+
+def test_the_clients_stream_helper_parses_what_it_gathered(client: OpenAI) -> None:
+    class Choice(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+        is_tall: bool
+
+    with client.chat.completions.stream(
+        model="fake", messages=MESSAGES, response_format=Choice, temperature=0, logprobs=True, top_logprobs=1  # type: ignore[arg-type]
+    ) as stream:  # fmt: skip
+        kinds = {event.type for event in stream}
+        final = stream.get_final_completion()
+    assert {"chunk", "content.delta", "content.done", "logprobs.content.done"} <= kinds
+    assert isinstance(final.choices[0].message.parsed, Choice)
