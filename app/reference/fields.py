@@ -10,6 +10,7 @@ from typing import NamedTuple
 from app.openai_api.schemas import DEFAULT_COMPLETION_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIASES, MAX_PROMPTS, MAX_STOPS
 from engine.core.limits import MAX_TIMEOUT_S
 from engine.sampling_params import MAX_LOGPROBS
+from engine.tokenizer.chat_template import ROLES
 
 Json = dict[str, object]
 
@@ -123,7 +124,7 @@ def _message(*kinds: str) -> Json:
         "type": "object",
         "required": ["role", "content"],
         "properties": {
-            "role": {"type": "string", "examples": ["user", "assistant", "system"]},
+            "role": {"enum": list(ROLES)},
             "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": part}]},
         },
     }
