@@ -35,16 +35,29 @@ class Implementation:
 _ATTENTION = ("paged_decode", "paged_prefill", "write_kv", "plan_decode", "plan_prefill", "plan_write")
 
 
+_SAMPLING = ("all_finite", "argmax", "sample")
+
+
+def _no_native_kernels() -> str | None:
+    from kernels.cpu.native_library import why_not
+
+    return why_not()
+
+
 def _family(name: str, devices: tuple[str, ...]) -> tuple[Implementation, ...]:
     package = f"kernels.{name}"
     modules = dict.fromkeys(_ATTENTION, f"{package}.attention")
     modules |= dict.fromkeys(("rms_norm", "rope", "silu_and_mul"), f"{package}.elementwise")
-    modules |= dict.fromkeys(("argmax", "sample"), f"{package}.sampling")
+    modules |= dict.fromkeys(_SAMPLING, f"{package}.sampling")
     return tuple(Implementation(op, name, devices, module) for op, module in modules.items())
 
 
 # In order of preference: select() takes the first that runs. The reference is slow and never chosen over another.
-IMPLEMENTATIONS: tuple[Implementation, ...] = _family("cpu", ("cpu",)) + _family("reference", ("cpu", "cuda"))
+IMPLEMENTATIONS: tuple[Implementation, ...] = (
+    tuple(Implementation(op, "native", ("cpu",), "kernels.cpu.native_sampling", _no_native_kernels) for op in _SAMPLING)
+    + _family("cpu", ("cpu",))
+    + _family("reference", ("cpu", "cuda"))
+)
 
 
 def implementations(op: str) -> tuple[Implementation, ...]:

@@ -80,6 +80,7 @@ class Sampler:
     def __init__(self, vocab_size: int, *, kernels: str = "auto") -> None:
         """Args: vocab_size, tokens; kernels, whose implementation of the choice itself."""
         self._vocab_size = vocab_size
+        self._all_finite: Callable[..., torch.Tensor] = select("all_finite", requested=kernels).load()
         self._argmax: Callable[..., torch.Tensor] = select("argmax", requested=kernels).load()
         self._sample: Callable[..., torch.Tensor] = select("sample", requested=kernels).load()
         self._counts = torch.zeros(0)  # scratch: zero between calls
@@ -123,7 +124,7 @@ class Sampler:
             rows: `[n]`.
             table: the rows' tokens.
         """
-        is_failed = ~torch.isfinite(logits.sum(1)).numpy()  # a sum is finite only if all of it is
+        is_failed = ~self._all_finite(logits).numpy()
         if is_failed.any():
             logits[torch.from_numpy(is_failed)] = 0.0
         params = self._rows[rows]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from kernels.cpu.native_library import (
@@ -379,6 +380,31 @@ class NativeKernels:
         )  # fmt: skip
         _raise(status)
         return out
+
+    def sample(self, logits: torch.Tensor, options: np.ndarray[tuple[int], np.dtype[np.void]] | None) -> torch.Tensor:
+        """A token of each row of `logits` `[rows, vocab_size]`, float32: `[rows]` int64.
+
+        Args:
+            logits: without NaN.
+            options: `[rows]` structs as in native/api.h; None = the best token.
+        """
+        _check(logits, (torch.float32,))
+        tokens = torch.empty(logits.shape[0], dtype=torch.int64)
+        address = None if options is None else options.ctypes.data
+        status = self._lib.pagedeck_sample(
+            self._handle, logits.data_ptr(), logits.shape[0], logits.shape[1], address, tokens.data_ptr()
+        )
+        _raise(status)
+        return tokens
+
+    def check_finite(self, logits: torch.Tensor) -> torch.Tensor:
+        """Whether all of each row of `logits` `[rows, vocab_size]`, float32, is finite: `[rows]` bool."""
+        _check(logits, (torch.float32,))
+        is_finite = torch.empty(logits.shape[0], dtype=torch.bool)
+        self._lib.pagedeck_check_finite(
+            self._handle, logits.data_ptr(), logits.shape[0], logits.shape[1], is_finite.data_ptr()
+        )
+        return is_finite
 
     def bind(self, model: PackedModel, kv_pool: torch.Tensor) -> NativeDecoder:
         """A decoder of `model` over `kv_pool` `[num_layers, *cache shape]`."""

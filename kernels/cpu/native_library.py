@@ -82,6 +82,8 @@ def load_library() -> tuple[ctypes.CDLL | None, str]:
         "linear": (None, [_P, _P, _I32, _P, _I64, _I64, _I32, _P]),
         "rms_norm": (None, [_P, _P, _P, _I64, _I32, _F32, _I32, _P]),
         "write": (None, [_P, _P, _P, _P, _P, _P]),
+        "sample": (_I32, [_P, _P, _I64, _I32, _P, _P]),
+        "check_finite": (None, [_P, _P, _I64, _I32, _P]),
         "attend": (_I32, [_P, _P, _P, _P, _P, _P]),
     }
     for name, (result, arguments) in functions.items():

@@ -30,6 +30,11 @@ def _grouped(logits: torch.Tensor) -> torch.Tensor:
     return logits.view(logits.shape[0], -1, _GROUP)
 
 
+def all_finite(logits: torch.Tensor) -> torch.Tensor:
+    """See `kernels.reference.sampling.all_finite`; a sum is finite only if all of it is."""
+    return torch.isfinite(logits.sum(1))
+
+
 def argmax(logits: torch.Tensor) -> torch.Tensor:
     """See `kernels.reference.sampling.argmax`; one pass of maxima, which vectorises where torch.argmax doesn't."""
     grouped = _grouped(logits)

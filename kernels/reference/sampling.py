@@ -9,6 +9,18 @@ from __future__ import annotations
 import torch
 
 
+def all_finite(logits: torch.Tensor) -> torch.Tensor:
+    """Whether all of each row is finite.
+
+    Args:
+        logits: `[num_rows, vocab_size]`, float32.
+
+    Returns:
+        `[num_rows]`, bool.
+    """
+    return torch.isfinite(logits).all(1)
+
+
 def argmax(logits: torch.Tensor) -> torch.Tensor:
     """The best token of each row, the smallest id among equals.
 

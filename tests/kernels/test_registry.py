@@ -36,5 +36,5 @@ def test_what_is_asked_for_and_cannot_run_is_an_error() -> None:
         select("paged_decode", requested="triton")
     with pytest.raises(KernelError, match="cpu: runs on cpu, not on cuda"):
         select("paged_decode", "cuda", "cpu")
-    with pytest.raises(KernelError, match="no operation 'conv'; there are argmax"):
+    with pytest.raises(KernelError, match="no operation 'conv'; there are all_finite, argmax"):
         select("conv")

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import numpy as np
 import pytest
 import torch
 
-from kernels.cpu import sampling as cpu
+from kernels.cpu import native_library, native_sampling
+from kernels.cpu import sampling as torch_sampling
 from kernels.reference import sampling as reference
+
+
+@pytest.fixture(params=["cpu", "native"])
+def cpu(request: pytest.FixtureRequest) -> ModuleType:
+    if request.param == "cpu":
+        return torch_sampling
+    if (reason := native_library.why_not()) is not None:
+        pytest.skip(f"no native kernels here: {reason}")
+    return native_sampling
 
 
 def options(num_rows: int, **values: float) -> dict[str, torch.Tensor]:
@@ -47,7 +59,7 @@ TRUNCATIONS: list[dict[str, float]] = [
 @pytest.mark.parametrize(("vocab_size", "spread"), [(1000, 3.0), (12_801, 2.0), (50, 0.5)])
 @pytest.mark.parametrize("truncation", TRUNCATIONS)
 def test_tokens_equal_the_references(
-    truncation: dict[str, float], vocab_size: int, spread: float, rounded: bool
+    cpu: ModuleType, truncation: dict[str, float], vocab_size: int, spread: float, rounded: bool
 ) -> None:
     logits = logits_of(24, vocab_size, spread, rounded=rounded)
     uniform = torch.rand(24, dtype=torch.float64, generator=torch.manual_seed(1))
@@ -58,7 +70,7 @@ def test_tokens_equal_the_references(
     assert got.tolist() == expected.tolist()
 
 
-def test_a_row_gives_the_same_token_alone_and_in_any_batch() -> None:
+def test_a_row_gives_the_same_token_alone_and_in_any_batch(cpu: ModuleType) -> None:
     num_rows = 40
     generator = torch.manual_seed(3)
     logits = logits_of(num_rows, 5000, 2.0, rounded=True)
@@ -83,7 +95,9 @@ def test_a_row_gives_the_same_token_alone_and_in_any_batch() -> None:
 
 
 @pytest.mark.parametrize("truncation", [{}, {"top_p": 0.9}, {"top_k": 7}])
-def test_an_even_grid_of_uniform_numbers_reproduces_the_distribution(truncation: dict[str, float]) -> None:
+def test_an_even_grid_of_uniform_numbers_reproduces_the_distribution(
+    cpu: ModuleType, truncation: dict[str, float]
+) -> None:
     """The inverse of the CDF at n evenly spaced points gives each token its probability, to within 1/n."""
     n = 5000
     logits = logits_of(1, 200, 2.0)
@@ -103,7 +117,7 @@ def test_an_even_grid_of_uniform_numbers_reproduces_the_distribution(truncation:
     assert np.abs(shares - expected.numpy()).max() <= 1.01 / n
 
 
-def test_masked_tokens_are_never_chosen() -> None:
+def test_masked_tokens_are_never_chosen(cpu: ModuleType) -> None:
     logits = logits_of(64, 300, 1.0)
     logits[:, ::2] = -torch.inf
     uniform = torch.linspace(0, 1 - 2**-53, 64, dtype=torch.float64)
@@ -113,10 +127,26 @@ def test_masked_tokens_are_never_chosen() -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [50, 128, 1000])
-def test_argmax_takes_the_first_of_equals(vocab_size: int) -> None:
+def test_argmax_takes_the_first_of_equals(cpu: ModuleType, vocab_size: int) -> None:
     logits = logits_of(9, vocab_size, 1.0, rounded=True)
     logits[0, [7, 30, 45]] = 9.0
     logits[1] = -1.0
     expected = reference.argmax(logits)
     assert expected[:2].tolist() == [7, 0]
     assert cpu.argmax(logits).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("vocab_size", [1, 50, 1000])
+def test_rows_with_infinity_or_nan_are_found(cpu: ModuleType, vocab_size: int) -> None:
+    logits = logits_of(5, vocab_size, 1.0)
+    logits[0, -1], logits[2, 0], logits[3, vocab_size // 2] = float("nan"), float("inf"), -float("inf")
+    assert cpu.all_finite(logits).tolist() == reference.all_finite(logits).tolist() == [False, True, False, False, True]
+
+
+def test_a_flat_distribution_over_a_large_vocabulary(cpu: ModuleType) -> None:
+    """Where nearly every token is within the top_p, and every logit is the same."""
+    logits = torch.cat([logits_of(3, 49_152, 0.01), torch.zeros(1, 49_152)])
+    uniform = torch.tensor([0.1, 0.5, 0.999, 0.7], dtype=torch.float64)
+    args = options(4, top_p=0.98)
+    expected = reference.sample(logits, **args, uniform=uniform)
+    assert cpu.sample(logits, **args, uniform=uniform).tolist() == expected.tolist()

@@ -50,6 +50,15 @@ struct PagedeckCache {
     int32_t block_size;
 };
 
+// How a row's token is chosen; see kernels/reference/sampling.py.
+struct PagedeckSample {
+    float temperature;
+    int64_t top_k;
+    double top_p;
+    double min_p;
+    double uniform;
+};
+
 // One step: sequences that compute a single token first, then the others, tokens in the same order.
 struct PagedeckStep {
     int32_t num_tokens;

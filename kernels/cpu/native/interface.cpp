@@ -318,5 +318,29 @@ int32_t pagedeck_attend(void* handle, const PagedeckModel* model, const Pagedeck
     return kOk;
 }
 
+// options: [rows], or null for the best token of each row. tokens: [rows].
+int32_t pagedeck_sample(void* handle, const float* logits, int64_t rows, int32_t vocab, const PagedeckSample* options,
+                        int64_t* tokens) {
+    Context& context = *static_cast<Context*>(handle);
+    try {
+        const int64_t bytes = (sample_bytes(vocab) + 63) / 64 * 64;
+        char* scratch = options ? static_cast<char*>(context.scratch.get(bytes * context.threads)) : nullptr;
+        run(context, [&](int id, int size) {
+            context.operations(false).sample(context.team, id, size, logits, rows, vocab, options, scratch, tokens);
+        });
+    } catch (const std::bad_alloc&) {
+        return kOutOfMemory;
+    }
+    return kOk;
+}
+
+// is_finite: [rows], 1 where all of a row is.
+void pagedeck_check_finite(void* handle, const float* logits, int64_t rows, int32_t vocab, uint8_t* is_finite) {
+    Context& context = *static_cast<Context*>(handle);
+    run(context, [&](int id, int size) {
+        context.operations(false).check_finite(context.team, id, size, logits, rows, vocab, is_finite);
+    });
+}
+
 }  // extern "C"
 #pragma GCC visibility pop

@@ -1,5 +1,8 @@
 // Compiled once per instruction set, with PAGEDECK_ISA as its name; see kernels/cpu/build.py.
 #include "walk.h"
+#if !defined(__AVX512BF16__)
+#include "sampling.h"
+#endif
 
 namespace pagedeck {
 namespace PAGEDECK_ISA {
@@ -114,10 +117,37 @@ void attend_step(Team& team, int id, int size, const PagedeckModel& model, const
     }
 }
 
+#if !defined(__AVX512BF16__)
+void sample_rows(Team& team, int id, int size, const float* logits, int64_t rows, int vocab,
+                 const PagedeckSample* options, char* scratch, int64_t* tokens) {
+    Worker worker(team, id, size);
+    char* memory = scratch + (sample_bytes(vocab) + 63) / 64 * 64 * id;
+    worker.each(rows, [&](int64_t row) {
+        const float* x = logits + row * vocab;
+        int token;
+        if (options) {
+            token = sample_row(x, vocab, options[row], memory);
+        } else {
+            find_largest(x, vocab, token);
+        }
+        tokens[row] = token;
+    });
+}
+
+void check_rows(Team& team, int id, int size, const float* logits, int64_t rows, int vocab, uint8_t* is_finite) {
+    Worker worker(team, id, size);
+    worker.each(rows, [&](int64_t row) { is_finite[row] = is_all_finite(logits + row * vocab, vocab); });
+}
+#else
+constexpr auto sample_rows = nullptr;  // float32 is another unit's
+constexpr auto check_rows = nullptr;
+#endif
+
 }  // namespace
 
 extern const Operations operations;
-const Operations operations{step, head_rows, pack, linear, norm_rows, write, attend_step};
+const Operations operations{step,  head_rows,   pack,        linear,    norm_rows,
+                            write, attend_step, sample_rows, check_rows};
 
 }  // namespace PAGEDECK_ISA
 }  // namespace pagedeck

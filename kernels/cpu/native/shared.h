@@ -65,6 +65,13 @@ struct Plan {
     int64_t num_tasks;
 };
 
+constexpr int kSampleBuckets = 2048;
+
+// Bytes of a thread's memory of a row's candidates.
+inline int64_t sample_bytes(int vocab) {
+    return static_cast<int64_t>(vocab) * 16 + (vocab / 512 + 1) * 8 + kSampleBuckets * 12 + 64;
+}
+
 // Bytes of a thread's scratch: two sets of states, a gathered chunk.
 inline int64_t scratch_bytes(int head_dim, int group) {
     const int64_t rows = group > kTaskRows ? group : kTaskRows;
@@ -85,6 +92,10 @@ struct Operations {
     void (*write)(const PagedeckModel&, const PagedeckCache&, const PagedeckStep&, const float* qkv, void* query);
     void (*attend)(Team&, int id, int size, const PagedeckModel&, const PagedeckCache&, const PagedeckStep&,
                    const Workspace&, const Plan&, const void* query, void* out);
+    // options null: the best token of each row. scratch: sample_bytes(vocab) per thread.
+    void (*sample)(Team&, int id, int size, const float* logits, int64_t rows, int vocab, const PagedeckSample* options,
+                   char* scratch, int64_t* tokens);
+    void (*check_finite)(Team&, int id, int size, const float* logits, int64_t rows, int vocab, uint8_t* is_finite);
 };
 
 }  // namespace pagedeck

@@ -69,6 +69,8 @@ inline Vec fill_from(Vec a, int n, float x) { return _mm512_mask_mov_ps(splat(x)
 inline Vec zero_below(Vec a, Vec x, float limit) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, splat(limit), _CMP_NLT_UQ), a);
 }
+// Bit i is set where lane i is at least x.
+inline uint32_t at_least(Vec a, float x) { return _mm512_cmp_ps_mask(a, splat(x), _CMP_GE_OQ); }
 // 2^n for integral n in [-126, 127].
 inline Vec power_of_two(Vec n) {
     const __m512i biased = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
@@ -193,6 +195,11 @@ inline Vec zero_below(Vec v, Vec x, float limit) {
     const __m256 bound = _mm256_set1_ps(limit);
     return {_mm256_and_ps(v.a, _mm256_cmp_ps(x.a, bound, _CMP_NLT_UQ)),
             _mm256_and_ps(v.b, _mm256_cmp_ps(x.b, bound, _CMP_NLT_UQ))};
+}
+inline uint32_t at_least(Vec v, float x) {
+    const __m256 bound = _mm256_set1_ps(x);
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(v.a, bound, _CMP_GE_OQ))) |
+           static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(v.b, bound, _CMP_GE_OQ))) << 8;
 }
 inline Vec power_of_two(Vec n) {
     const __m256i bias = _mm256_set1_epi32(127);
