@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 MAX_SPEC_CHARACTERS = 64 * 1024
 MAX_REGEX_CHARACTERS = 8 * 1024
-MAX_KEPT = 64  # compiled specs that nobody uses now
+MAX_KEPT = 32  # compiled specs that nobody uses now
 
 # Between JSON tokens a few blanks or line ends, not any number: a model at a high temperature may never stop writing
 # them.
@@ -39,7 +39,7 @@ _LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000,  # compilation: about 20 ms
     "step_lexer_fuel": 100_000,  # one mask: about 7 ms
     "step_max_items": 20_000,  # one mask: about 1 ms
-    "max_lexer_states": 25_000,  # about 50 MB
+    "max_lexer_states": 100_000,  # about 40 MB, of all matchers of a grammar together
     "max_grammar_size": 100_000,
     "verbose_errors": False,
 }
@@ -55,8 +55,9 @@ Mask = npt.NDArray[np.int32]
 class Matcher:
     """How far one sequence's output has come in its grammar."""
 
-    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, grammar: Grammar) -> None:
         self._matcher = matcher
+        self._grammar = grammar
 
     def fill(self, mask: Mask) -> str | None:
         """Write one bit per token that may come next, the lowest first.
@@ -68,7 +69,10 @@ class Matcher:
             Why there is none (the grammar has outgrown its limits); None if all is well.
         """
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        return _error(self._matcher)
+        problem = _error(self._matcher)
+        if problem is not None:
+            self._grammar.is_spent = True
+        return problem
 
     def accept(self, token_ids: Sequence[int]) -> None:
         """Take the tokens that came. One that the mask didn't allow puts the matcher into an error state, which
@@ -83,14 +87,15 @@ class Matcher:
 
 
 class Grammar:
-    """A compiled spec."""
+    """A compiled spec. Its matchers share what they learn of it, and so they share its limits."""
 
     def __init__(self, prototype: llguidance.LLMatcher) -> None:
         self._prototype = prototype
+        self.is_spent = False  # a limit was reached: who comes now needs it compiled anew
 
     def matcher(self) -> Matcher:
         """A matcher at the beginning."""
-        return Matcher(self._prototype.deep_copy())
+        return Matcher(self._prototype.deep_copy(), self)
 
 
 class Grammars:
@@ -110,8 +115,9 @@ class Grammars:
         self._num_users: dict[StructuredSpec, int] = {}
 
     def find(self, spec: StructuredSpec) -> Grammar | None:
-        """A spec's compiled form, if there is one; also for another thread."""
-        return self._kept.get(spec)
+        """A spec's compiled form, if there is one that is good for more; also for another thread."""
+        grammar = self._kept.get(spec)
+        return None if grammar is None or grammar.is_spent else grammar
 
     def compile(self, spec: StructuredSpec) -> Grammar:
         """Compile, and try one mask so that what cannot work is found here.
@@ -133,16 +139,16 @@ class Grammars:
         matcher = llguidance.LLMatcher(
             self._tokenizer_of_library(spec), source, log_level=0, limits=llguidance.LLParserLimits(**_LIMITS)
         )
-        problem = _error(matcher)
+        problem, grammar = _error(matcher), Grammar(matcher)
         if problem is None:
-            trial = Matcher(matcher.deep_copy())
+            trial = grammar.matcher()
             mask = np.zeros(-(-self._vocab_size // 32), dtype=np.int32)
             problem = trial.fill(mask)
             if problem is None and not mask.any():
                 problem = "no text satisfies it"
         if problem is not None:
             raise _refused(spec, problem)
-        return Grammar(matcher)
+        return grammar
 
     def hold(self, request_id: str, spec: StructuredSpec, grammar: Grammar | None) -> None:
         """Keep the compiled spec until `release`; compiles it if nobody has.
@@ -150,7 +156,7 @@ class Grammars:
         Raises:
             InvalidValueError: see `compile`.
         """
-        self._kept[spec] = self._kept.get(spec) or grammar or self.compile(spec)
+        self._kept[spec] = self.find(spec) or grammar or self.compile(spec)
         self._kept.move_to_end(spec)
         self._users[request_id] = spec
         self._num_users[spec] = self._num_users.get(spec, 0) + 1

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import resource
 
+import numpy as np
 import pytest
 
 from engine.errors import InvalidValueError
@@ -165,3 +167,24 @@ def test_specs_are_kept_while_used_and_then_only_the_latest() -> None:
     grammars.release("first")
     grammars.hold("last", StructuredSpec("regex", "last"), None)
     assert grammars.find(first) is None
+
+
+def test_a_grammar_that_has_reached_a_limit_is_compiled_anew_for_who_comes_next() -> None:
+    grammars = Grammars(byte_tokenizer(), 300)
+    # Every letter a or b leads to a state of its own.
+    spec = StructuredSpec("regex", "(a|b)*a(a|b){18}x")
+    grammars.hold("first", spec, None)
+    spent = grammars.find(spec)
+    mask, rng = np.zeros(10, dtype=np.int32), random.Random(0)
+    problem = None
+    while problem is None:
+        matcher = grammars.matcher(spec)
+        for _ in range(2000):
+            if problem := matcher.fill(mask):
+                break
+            matcher.accept((rng.choice(b"ab"),))
+    assert "too many states" in problem
+    assert grammars.find(spec) is None
+    grammars.hold("second", spec, None)
+    assert grammars.find(spec) not in (None, spent)
+    assert grammars.matcher(spec).fill(mask) is None
