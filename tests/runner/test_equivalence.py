@@ -167,6 +167,30 @@ def test_a_seeded_sequence_samples_the_same_tokens_in_any_company(driver: Driver
     assert driver.output("again") == driver.output("alone")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_native_log_probabilities_are_the_same_bits_in_any_company(folder: Path, backend: str, dtype: str) -> None:
+    """Alone, in chunks, and among 36 others that decode and prefill: a row's sums don't depend on its batch."""
+    if backend != "native":
+        pytest.skip("only the native kernels promise this")
+    driver = Driver(make_runner(folder, backend, dtype=dtype, num_kv_blocks=300))
+    params = SamplingParams(temperature=0.0, logprobs=5)
+    found: dict[str, list[object]] = {}
+
+    def run(name: str, others: list[str], chunk: int) -> None:
+        driver.add(name, prompts()["s50"], params)
+        found[name] = []
+        while len(found[name]) < 8:
+            sampled = driver.step([*others, name], chunk=chunk)
+            found[name] += [sampled[name]._replace(seq_id="")] if name in sampled else []
+
+    run("alone", [], 1000)
+    run("chunked", [], 7)
+    for i in range(36):
+        driver.add(f"o{i}", [i + 1] * (1 + i))
+    run("together", [f"o{i}" for i in range(36)], 9)
+    assert found["alone"] == found["chunked"] == found["together"]
+
+
 def test_rows_grow_past_the_first_allocation(folder: Path, model: PreTrainedModel) -> None:
     driver = Driver(make_runner(folder, num_kv_blocks=200))
     capacity = driver.runner._table.capacity

@@ -189,6 +189,7 @@ struct AttentionScratch {
     float* states;      // [rows of a task][state_floats]
     float* sums;        // likewise
     uint32_t* gathered; // keys and values of a chunk: 2 * 64 * head_dim units
+    uint32_t* query;    // of one token and KV head
 };
 
 // The tiles of tokens [start, start + 64) of a sequence; those past its end repeat the first one and are masked.
@@ -238,10 +239,12 @@ Chunk first_chunk(const CacheView<T>& cache, const PagedeckStep& step, const Att
     return find_chunk(cache, table, task.kv_head, start, step.seq_lens[task.seq], nullptr);
 }
 
-// One task; `following` is likely to be this thread's next one, or null. queries, out: [num_tokens][num_heads][head_dim] elements. partials: of the whole step.
+// One task. With `qkv`, the step's products [num_tokens][features], it is a decode whose queries are rotated and whose
+// keys and values are written here, which saves all threads a meeting; else `queries` are there and the cache is
+// written. `following` is likely to be this thread's next one, or null. queries, out: [num_tokens][num_heads][head_dim] elements. partials: of the whole step.
 template <class T>
 void attend(const PagedeckModel& model, const CacheView<T>& cache, const PagedeckStep& step, const AttentionTask& task,
-            const AttentionTask* following, const typename T::Element* queries, typename T::Element* out, const AttentionScratch& scratch,
+            const AttentionTask* following, const float* qkv, const typename T::Element* queries, typename T::Element* out, const AttentionScratch& scratch,
             float* partials, std::atomic<int32_t>* finished) {
     const int dim = model.head_dim, group = model.num_heads / model.num_kv_heads;
     const int floats = state_floats(dim), seq_len = step.seq_lens[task.seq];
@@ -259,6 +262,18 @@ void attend(const PagedeckModel& model, const CacheView<T>& cache, const Pagedec
         const int64_t token = first_token + task.first + row / group;
         return base + (token * model.num_heads + task.kv_head * group + row % group) * dim;
     };
+    if (qkv) {
+        const float* token = qkv + first_token * static_cast<int64_t>(model.num_heads + 2 * model.num_kv_heads) * dim;
+        const int64_t position = step.positions[first_token];
+        for (int row = 0; row < group; row++) {
+            rotate_query<T>(model, token + (task.kv_head * group + row) * dim, position,
+                            reinterpret_cast<typename T::Element*>(scratch.query) + row * dim);
+        }
+        // The new token is in the last section, which nobody else reads.
+        if (end == task.num_sections) {
+            rotate_and_write_head(model, cache, token, position, step.slot_mapping[first_token], task.kv_head);
+        }
+    }
     for (int section = begin; section < end; section++) {
         // The first section goes straight into the sum; a later one into states of its own.
         float* states = is_partial ? own : (section == 0 ? scratch.sums : scratch.states);
@@ -282,7 +297,8 @@ void attend(const PagedeckModel& model, const CacheView<T>& cache, const Pagedec
                 float* s[kHeadRows];
                 int limits[kHeadRows];
                 for (int r = 0; r < height; r++) {
-                    q[r] = reinterpret_cast<const uint32_t*>(head_of(queries, row + r));
+                    q[r] = qkv ? scratch.query + (row + r) * (dim / T::kPerUnit)
+                               : reinterpret_cast<const uint32_t*>(head_of(queries, row + r));
                     s[r] = states + (row + r) * floats;
                     limits[r] = seen_first + (row + r) / group - start;
                 }

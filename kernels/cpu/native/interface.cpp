@@ -136,7 +136,8 @@ Plan prepare(Context& context, const PagedeckModel& model, const PagedeckStep& s
     const int64_t query = static_cast<int64_t>(model.num_heads) * model.head_dim;
     const int64_t qkv = query + 2 * static_cast<int64_t>(model.num_kv_heads) * model.head_dim;
     const auto words = [&](Buffer& buffer, int64_t count) { return buffer.get(n * count * 4); };
-    space.normed = static_cast<uint32_t*>(words(context.normed, units(model.hidden, is_bf16)));
+    const int64_t copies = step.num_tokens <= kOwnRows ? context.threads : 1;
+    space.normed = static_cast<uint32_t*>(words(context.normed, copies * units(model.hidden, is_bf16)));
     space.qkv = static_cast<float*>(words(context.qkv, qkv));
     space.query = static_cast<uint32_t*>(words(context.query, units(query, is_bf16)));
     space.attended = static_cast<uint32_t*>(words(context.attended, units(query, is_bf16)));

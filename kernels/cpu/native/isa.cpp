@@ -111,9 +111,9 @@ void attend_step(Team& team, int id, int size, const PagedeckModel& model, const
                  const PagedeckStep& step, const Workspace& space, const Plan& plan, const void* query, void* out) {
     Worker worker(team, id, size);
     if (model.is_bf16) {
-        attend_all<BF16>(worker, model, cache, 0, step, space, plan, query, out);
+        attend_all<BF16>(worker, model, cache, 0, step, space, plan, nullptr, query, out);
     } else {
-        attend_all<Wide>(worker, model, cache, 0, step, space, plan, query, out);
+        attend_all<Wide>(worker, model, cache, 0, step, space, plan, nullptr, query, out);
     }
 }
 

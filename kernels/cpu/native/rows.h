@@ -11,6 +11,8 @@
 namespace pagedeck {
 namespace PAGEDECK_ISA {
 
+constexpr int kMaxHeadDim = 1024;  // the Python side checks it
+
 // x / sqrt(mean(x^2) + eps) * weight, as elements of T.
 template <class T>
 void rms_norm(const float* x, const float* weight, int n, float eps, typename T::Element* out) {
@@ -120,26 +122,41 @@ void write_value(const CacheView<T>& cache, int64_t slot, int head, const float*
     }
 }
 
-// One token: its queries rotated, as elements of T; its keys rotated and its values, into the cache.
+// One head of a token's queries, rotated, as elements of T.
+template <class T>
+void rotate_query(const PagedeckModel& model, const float* query, int64_t position, typename T::Element* out) {
+    const int dim = model.head_dim;
+    alignas(64) float rotated[kMaxHeadDim];
+    rotate(query, model.cos + position * dim, model.sin + position * dim, dim, rotated);
+    for (int i = 0; i < dim; i += 16) {
+        const int width = dim - i < 16 ? dim - i : 16;
+        store_elements<T>(out + i, load(rotated + i, width), width);
+    }
+}
+
+// One KV head of a token, into the cache: its keys rotated, and its values. qkv: the token's row.
+template <class T>
+void rotate_and_write_head(const PagedeckModel& model, const CacheView<T>& cache, const float* qkv, int64_t position,
+                           int64_t slot, int head) {
+    const int dim = model.head_dim;
+    alignas(64) float rotated[kMaxHeadDim];
+    const float* key = qkv + static_cast<int64_t>(model.num_heads + head) * dim;
+    rotate(key, model.cos + position * dim, model.sin + position * dim, dim, rotated);
+    write_key(cache, slot, head, rotated);
+    write_value(cache, slot, head, key + static_cast<int64_t>(model.num_kv_heads) * dim);
+}
+
+// All heads of one token.
 template <class T>
 void rotate_and_write(const PagedeckModel& model, const CacheView<T>& cache, const float* qkv, int64_t position,
                       int64_t slot, typename T::Element* query) {
-    const int dim = model.head_dim;
-    const float* cos = model.cos + position * dim;
-    const float* sin = model.sin + position * dim;
-    alignas(64) float rotated[1024];  // head_dim <= 1024 is checked when the model is made
-    for (int head = 0; head < model.num_heads; head++, qkv += dim) {
-        rotate(qkv, cos, sin, dim, rotated);
-        for (int i = 0; i < dim; i += 16) {
-            const int width = dim - i < 16 ? dim - i : 16;
-            store_elements<T>(query + static_cast<int64_t>(head) * dim + i, load(rotated + i, width), width);
-        }
+    const int64_t dim = model.head_dim;
+    for (int head = 0; head < model.num_heads; head++) {
+        rotate_query<T>(model, qkv + head * dim, position, query + head * dim);
     }
-    for (int head = 0; head < model.num_kv_heads; head++, qkv += dim) {
-        rotate(qkv, cos, sin, dim, rotated);
-        write_key(cache, slot, head, rotated);
+    for (int head = 0; head < model.num_kv_heads; head++) {
+        rotate_and_write_head(model, cache, qkv, position, slot, head);
     }
-    for (int head = 0; head < model.num_kv_heads; head++, qkv += dim) write_value(cache, slot, head, qkv);
 }
 
 }  // namespace PAGEDECK_ISA

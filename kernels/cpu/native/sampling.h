@@ -16,7 +16,7 @@ namespace pagedeck {
 namespace PAGEDECK_ISA {
 
 constexpr int kSumBlock = 512;       // tokens whose weights are summed before the sum is widened to double
-constexpr float kFirstSpan = 16.0f;  // candidates at first: weights down to e^-16 of the best's
+constexpr float kFirstSpan = 8.0f;   // candidates at first: weights down to e^-8 of the best's
 
 // The largest of n values, and its first place.
 inline float find_largest(const float* x, int n, int& place) {

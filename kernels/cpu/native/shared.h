@@ -47,9 +47,12 @@ inline int padded_dim(int head_dim) { return (head_dim + 15) / 16 * 16; }
 // Floats of a row's state: the weighted sum of values, 16 partial sums of weights, the maximum and 15 of nothing.
 inline int state_floats(int head_dim) { return padded_dim(head_dim) + 32; }
 
+// Up to so many rows, each thread computes all of a norm for itself: that is cheaper than to wait for the others' part.
+constexpr int kOwnRows = 32;
+
 // Memory of a step, planned by interface.cpp; strides in elements of what is pointed to.
 struct Workspace {
-    uint32_t* normed;   // [tokens][units of hidden]
+    uint32_t* normed;   // [tokens][units of hidden]; one for each thread if there are at most kOwnRows tokens
     float* qkv;         // [tokens][qkv features]
     uint32_t* query;    // [tokens][units of heads * head_dim]
     uint32_t* attended; // likewise
@@ -72,10 +75,10 @@ inline int64_t sample_bytes(int vocab) {
     return static_cast<int64_t>(vocab) * 16 + (vocab / 512 + 1) * 8 + kSampleBuckets * 12 + 64;
 }
 
-// Bytes of a thread's scratch: two sets of states, a gathered chunk.
+// Bytes of a thread's scratch: two sets of states, a gathered chunk, the queries of a token and KV head.
 inline int64_t scratch_bytes(int head_dim, int group) {
     const int64_t rows = group > kTaskRows ? group : kTaskRows;
-    return 2 * rows * state_floats(head_dim) * 4 + 2 * kChunk * static_cast<int64_t>(head_dim) * 4 + 64;
+    return 2 * rows * state_floats(head_dim) * 4 + (2 * kChunk + group) * static_cast<int64_t>(head_dim) * 4 + 64;
 }
 
 // What a unit compiled for one instruction set offers.

@@ -37,18 +37,21 @@ inline AttentionScratch scratch_of(const Workspace& space, int id, int head_dim,
     scratch.states = reinterpret_cast<float*>(space.scratch + space.scratch_bytes * id);
     scratch.sums = scratch.states + rows * state_floats(head_dim);
     scratch.gathered = reinterpret_cast<uint32_t*>(scratch.sums + rows * state_floats(head_dim));
+    scratch.query = scratch.gathered + 2 * kChunk * head_dim;
     return scratch;
 }
 
 template <class T>
 void attend_all(Worker& worker, const PagedeckModel& model, const PagedeckCache& cache, int layer,
-                const PagedeckStep& step, const Workspace& space, const Plan& plan, const void* query, void* out) {
+                const PagedeckStep& step, const Workspace& space, const Plan& plan, const float* qkv, const void* query,
+                void* out) {
     using Element = typename T::Element;
     const CacheView<T> view(cache, model, layer);
     const AttentionScratch scratch =
         scratch_of(space, worker.id(), model.head_dim, model.num_heads / model.num_kv_heads);
     worker.each(plan.num_tasks, [&](int64_t i) {
-        attend<T>(model, view, step, plan.tasks[i], i + 1 < plan.num_tasks ? &plan.tasks[i + 1] : nullptr, static_cast<const Element*>(query), static_cast<Element*>(out),
+        const AttentionTask* following = i + 1 < plan.num_tasks ? &plan.tasks[i + 1] : nullptr;
+        attend<T>(model, view, step, plan.tasks[i], following, qkv, static_cast<const Element*>(query), static_cast<Element*>(out),
                   scratch, space.partials, space.finished);
     });
     worker.barrier();
@@ -80,11 +83,18 @@ void walk(Team& team, int id, int size, const PagedeckModel& model, const Pagede
         });
         worker.barrier();
     };
+    const bool has_own = n <= kOwnRows, is_decode = n == step.num_seqs;
+    uint32_t* normed = space.normed + (has_own ? id * n * hidden_units : 0);
     const auto norm = [&](const float* weight) {
-        each_row([&](int64_t row) {
+        const auto norm_row = [&](int64_t row) {
             rms_norm<T>(step.hidden + row * hidden, weight, hidden, model.eps,
-                        reinterpret_cast<Element*>(space.normed + row * hidden_units));
-        });
+                        reinterpret_cast<Element*>(normed + row * hidden_units));
+        };
+        if (has_own) {
+            for (int64_t row = 0; row < n; row++) norm_row(row);
+        } else {
+            each_row(norm_row);
+        }
     };
 
     each_row([&](int64_t row) { embed<T>(model, step.token_ids[row], step.hidden + row * hidden); });
@@ -96,21 +106,24 @@ void walk(Team& team, int id, int size, const PagedeckModel& model, const Pagede
                               inner_units * T::kPerUnit, model.inner};
         norm(layer.input_norm);
         watch.add_to(rows);
-        multiply_best<T>(worker, layer.qkv, space.normed, hidden_units, n, qkv);
+        multiply_best<T>(worker, layer.qkv, normed, hidden_units, n, qkv);
         watch.add_to(linear);
         const CacheView<T> view(cache, model, index);
-        each_row([&](int64_t row) {
-            rotate_and_write<T>(model, view, space.qkv + row * qkv_width, step.positions[row], step.slot_mapping[row],
-                                reinterpret_cast<Element*>(space.query + row * query_units));
-        });
+        if (!is_decode) {
+            each_row([&](int64_t row) {
+                rotate_and_write<T>(model, view, space.qkv + row * qkv_width, step.positions[row],
+                                    step.slot_mapping[row], reinterpret_cast<Element*>(space.query + row * query_units));
+            });
+        }
         watch.add_to(rows);
-        attend_all<T>(worker, model, cache, index, step, space, plan, space.query, space.attended);
+        attend_all<T>(worker, model, cache, index, step, space, plan, is_decode ? space.qkv : nullptr, space.query,
+                      space.attended);
         watch.add_to(attention);
         multiply_best<T>(worker, layer.output, space.attended, query_units, n, residual);
         watch.add_to(linear);
         norm(layer.post_attention_norm);
         watch.add_to(rows);
-        multiply_best<T>(worker, layer.gate_up, space.normed, hidden_units, n, gated);
+        multiply_best<T>(worker, layer.gate_up, normed, hidden_units, n, gated);
         multiply_best<T>(worker, layer.down, space.gated, inner_units, n, residual);
         watch.add_to(linear);
     }
