@@ -1,7 +1,7 @@
 """Times each native operation on the embedded model's shapes: bytes, operations, and the share of the floor reached.
 
-`python -m kernels.bench.native_operations` prints one JSON line per case. A case's floor is the longer of its bytes over
-the bandwidth of reading and its operations over the rate of a product that stays in the cache, both measured in the
+`python -m kernels.bench.native_operations` prints one JSON line per case. A floor is the longer of the bytes over
+the bandwidth of reading and the operations over the rate of a product that stays in the cache, both measured in the
 same run. Inputs are far larger than the caches where a step's are (weights and KV), so they come from memory.
 """
 
