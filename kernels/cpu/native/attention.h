@@ -43,8 +43,8 @@ struct Chunk {
 inline void prefetch(const uint32_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
 
 template <class T, int R, int N>
-[[gnu::noinline]] void add_values(const Chunk& chunk, const Chunk& next, int tokens, int dim, int column, int width, const uint32_t* weights,
-                       const float* shrink, float* const* out) {
+[[gnu::noinline]] void add_values(const Chunk& chunk, const Chunk& next, int tokens, int dim, int column, int width,
+                                  const uint32_t* weights, const float* shrink, float* const* out) {
     constexpr int kUnits = 16 / T::kPerUnit;  // per tile
     Vec acc[R][N];
 #pragma GCC unroll 8
@@ -84,8 +84,8 @@ template <class T, int R, int N>
 // R rows over one chunk. queries: [R] rows of units; limits: tokens of the chunk that each row sees, may be <= 0;
 // tokens: the largest of them, >= 1; states: [R].
 template <class T, int R>
-[[gnu::noinline]] void attend_chunk(const Chunk& chunk, const Chunk& next, int tokens, int dim, float scale, const uint32_t* const* queries,
-                  const int* limits, float* const* states) {
+[[gnu::noinline]] void attend_chunk(const Chunk& chunk, const Chunk& next, int tokens, int dim, float scale,
+                                    const uint32_t* const* queries, const int* limits, float* const* states) {
     const int units = dim / T::kPerUnit;
     Vec scores[R][4];
 #pragma GCC unroll 8
@@ -152,8 +152,8 @@ template <class T, int R>
 }
 
 template <class T, int R = kHeadRows>
-void attend_rows(int rows, const Chunk& chunk, const Chunk& next, int tokens, int dim, float scale, const uint32_t* const* queries,
-                 const int* limits, float* const* states) {
+void attend_rows(int rows, const Chunk& chunk, const Chunk& next, int tokens, int dim, float scale,
+                 const uint32_t* const* queries, const int* limits, float* const* states) {
     if constexpr (R > 0) {
         if (rows == R) {
             attend_chunk<T, R>(chunk, next, tokens, dim, scale, queries, limits, states);
@@ -221,7 +221,8 @@ Chunk find_chunk(const CacheView<T>& cache, const int32_t* block_table, int kv_h
         for (int u = 0; u < units; u++) {
             std::memcpy(keys + ((i / 16) * units + u) * 16 + i % 16, key + u * T::kPerUnit, 4);
         }
-        Element* target = reinterpret_cast<Element*>(values) + static_cast<int64_t>(i / T::kPerUnit) * dim * T::kPerUnit;
+        const int64_t first = static_cast<int64_t>(i / T::kPerUnit) * dim * T::kPerUnit;
+        Element* target = reinterpret_cast<Element*>(values) + first;
         for (int d = 0; d < dim; d++) target[d * T::kPerUnit + i % T::kPerUnit] = value[d];
     }
     for (int t = 0; t < 4; t++) {
@@ -241,11 +242,13 @@ Chunk first_chunk(const CacheView<T>& cache, const PagedeckStep& step, const Att
 
 // One task. With `qkv`, the step's products [num_tokens][features], it is a decode whose queries are rotated and whose
 // keys and values are written here, which saves all threads a meeting; else `queries` are there and the cache is
-// written. `following` is likely to be this thread's next one, or null. queries, out: [num_tokens][num_heads][head_dim] elements. partials: of the whole step.
+// written. `following` is likely to be this thread's next task, or null. queries, out: elements
+// [num_tokens][num_heads][head_dim]; partials: of the whole step.
 template <class T>
 void attend(const PagedeckModel& model, const CacheView<T>& cache, const PagedeckStep& step, const AttentionTask& task,
-            const AttentionTask* following, const float* qkv, const typename T::Element* queries, typename T::Element* out, const AttentionScratch& scratch,
-            float* partials, std::atomic<int32_t>* finished) {
+            const AttentionTask* following, const float* qkv, const typename T::Element* queries,
+            typename T::Element* out, const AttentionScratch& scratch, float* partials,
+            std::atomic<int32_t>* finished) {
     const int dim = model.head_dim, group = model.num_heads / model.num_kv_heads;
     const int floats = state_floats(dim), seq_len = step.seq_lens[task.seq];
     const int first_token = step.query_starts[task.seq], num_new = step.query_starts[task.seq + 1] - first_token;

@@ -145,7 +145,7 @@ Plan prepare(Context& context, const PagedeckModel& model, const PagedeckStep& s
     return prepare_attention(context, model, step, space);
 }
 
-// -8 * x in half precision: Q4_0 is scale * (q - 8). Exact but where it overflows, which no scale of a model comes near.
+// -8 * x in half precision: Q4_0 is scale * (q - 8). Exact but where it overflows, far from any model's scales.
 uint16_t times_minus_eight(uint16_t x) {
     const uint16_t sign = (x & 0x8000) ^ 0x8000;
     uint32_t exponent = (x >> 10) & 31, fraction = x & 1023;
@@ -247,7 +247,8 @@ void pagedeck_pack(void* handle, const void* weight, int32_t out_features, int32
                    int32_t is_bf16, uint32_t* packed) {
     Context& context = *static_cast<Context*>(handle);
     run(context, [&](int id, int size) {
-        context.operations(is_bf16).pack(context.team, id, size, weight, out_features, in_features, is_gate_up, is_bf16, packed);
+        context.operations(is_bf16).pack(context.team, id, size, weight, out_features, in_features, is_gate_up, is_bf16,
+                                         packed);
     });
 }
 
@@ -311,7 +312,8 @@ int32_t pagedeck_attend(void* handle, const PagedeckModel* model, const Pagedeck
         Workspace space{};
         const Plan plan = prepare_attention(context, *model, *step, space);
         run(context, [&](int id, int size) {
-            context.operations(model->is_bf16).attend(context.team, id, size, *model, *cache, *step, space, plan, query, out);
+            context.operations(model->is_bf16).attend(context.team, id, size, *model, *cache, *step, space, plan, query,
+                                                      out);
         });
     } catch (const std::bad_alloc&) {
         return kOutOfMemory;

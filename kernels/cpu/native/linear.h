@@ -61,8 +61,8 @@ inline void finish(const Output<T>& out, int64_t row, int panel, Vec left, Vec r
 
 // Rows [row, row + R) of one panel. x: [rows][stride] units.
 template <class T, int R>
-[[gnu::noinline]] void multiply_tile(const uint32_t* x, int64_t stride, const uint32_t* w, int units, const Output<T>& out, int64_t row,
-                   int panel) {
+[[gnu::noinline]] void multiply_tile(const uint32_t* x, int64_t stride, const uint32_t* w, int units,
+                                     const Output<T>& out, int64_t row, int panel) {
     Vec acc[R][2];
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = zero();
@@ -126,8 +126,8 @@ void multiply(Worker& worker, const PagedeckLinear& linear, const uint32_t* x, i
 
 // Packs rows [first, last) of panels. weight: [out][in] elements, contiguous.
 template <class T>
-void pack_panels(const typename T::Element* weight, int out_features, int in_features, bool is_gate_up, uint32_t* packed,
-                 int64_t first, int64_t last) {
+void pack_panels(const typename T::Element* weight, int out_features, int in_features, bool is_gate_up,
+                 uint32_t* packed,                 int64_t first, int64_t last) {
     const int units = units_of(in_features, T::kPerUnit == 2), half = out_features / 2;
     for (int64_t panel = first; panel < last; panel++) {
         uint32_t* target = packed + panel * units * kPanel;

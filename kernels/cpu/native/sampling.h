@@ -1,7 +1,7 @@
 // Choosing tokens; what is chosen is defined by kernels/reference/sampling.py.
 //
-// No row is sorted. A truncated row's tokens are counted into buckets of nearly equal value, best first; top_k, top_p and
-// min_p are then numbers of best tokens, and only the buckets in which such a number or the drawn one falls are sorted.
+// No row is sorted. A truncated row's tokens are counted into buckets of nearly equal value, best first; top_k, top_p
+// and min_p are then numbers of best tokens, and only the buckets in which such a number or the drawn one falls are sorted.
 #pragma once
 
 #include <algorithm>

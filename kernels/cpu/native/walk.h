@@ -51,8 +51,8 @@ void attend_all(Worker& worker, const PagedeckModel& model, const PagedeckCache&
         scratch_of(space, worker.id(), model.head_dim, model.num_heads / model.num_kv_heads);
     worker.each(plan.num_tasks, [&](int64_t i) {
         const AttentionTask* following = i + 1 < plan.num_tasks ? &plan.tasks[i + 1] : nullptr;
-        attend<T>(model, view, step, plan.tasks[i], following, qkv, static_cast<const Element*>(query), static_cast<Element*>(out),
-                  scratch, space.partials, space.finished);
+        attend<T>(model, view, step, plan.tasks[i], following, qkv, static_cast<const Element*>(query),
+                  static_cast<Element*>(out), scratch, space.partials, space.finished);
     });
     worker.barrier();
 }
@@ -111,8 +111,9 @@ void walk(Team& team, int id, int size, const PagedeckModel& model, const Pagede
         const CacheView<T> view(cache, model, index);
         if (!is_decode) {
             each_row([&](int64_t row) {
+                Element* query = reinterpret_cast<Element*>(space.query + row * query_units);
                 rotate_and_write<T>(model, view, space.qkv + row * qkv_width, step.positions[row],
-                                    step.slot_mapping[row], reinterpret_cast<Element*>(space.query + row * query_units));
+                                    step.slot_mapping[row], query);
             });
         }
         watch.add_to(rows);
