@@ -24,6 +24,7 @@ struct Team {
 
     alignas(64) std::atomic<int> arrived{0};
     alignas(64) std::atomic<uint32_t> generation{0};
+    std::atomic<int> sleepers{0};
     Counter counters[kSlots][kMaxThreads];
 };
 

@@ -1,9 +1,11 @@
-// The threads of one call: OpenMP's, which are PyTorch's too (see kernels/cpu/build.py), with a barrier that spins and
-// work that is taken from the neighbour when one's own is done.
+// The threads of one call: OpenMP's, which are PyTorch's too (see kernels/cpu/build.py), with a barrier that spins, then
+// sleeps, and work that is taken from the neighbour when one's own is done.
 #pragma once
 
 #include <immintrin.h>
-#include <sched.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cstdint>
 
@@ -46,15 +48,19 @@ class Worker {
             Team::Counter* counters = team_.counters[(phase_ + 2) % Team::kSlots];
             for (int i = 0; i < size_; i++) counters[i].next.store(0, std::memory_order_relaxed);
             team_.arrived.store(0, std::memory_order_relaxed);
-            team_.generation.store(generation_ + 1, std::memory_order_release);
+            team_.generation.store(generation_ + 1);
+            if (team_.sleepers.load() > 0) futex(FUTEX_WAKE_PRIVATE, kMaxThreads);
         } else {
-            for (int spins = 0; team_.generation.load(std::memory_order_acquire) == generation_; spins++) {
-                // A core that others use too is given up after a while: the missing thread may need it.
-                if (spins < 4000) {
-                    _mm_pause();
-                } else {
-                    sched_yield();
-                }
+            int spins = 0;
+            while (spins < kSpins && team_.generation.load(std::memory_order_acquire) == generation_) {
+                _mm_pause();
+                spins++;
+            }
+            // Cores that others use too are given up: the missing thread may be waiting for this very one.
+            while (team_.generation.load() == generation_) {
+                team_.sleepers.fetch_add(1);
+                futex(FUTEX_WAIT_PRIVATE, generation_);
+                team_.sleepers.fetch_sub(1);
             }
         }
         generation_++;
@@ -62,6 +68,13 @@ class Worker {
     }
 
   private:
+    static constexpr int kSpins = 2000;  // some 20 to 80 us: more than phases differ where nobody else is running
+
+    // Sleeps while the generation is `value`, or wakes up to `value` threads.
+    void futex(int operation, uint32_t value) {
+        syscall(SYS_futex, &team_.generation, operation, value, nullptr, nullptr, 0);
+    }
+
     Team& team_;
     const int id_, size_;
     uint32_t phase_, generation_;
