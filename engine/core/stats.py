@@ -87,6 +87,11 @@ class FoldedSequence:
             self.num_computed_tokens, self.num_cached_tokens, tuple(self.block_table), self.num_preemptions,
         )  # fmt: skip
 
+    @property
+    def num_ending(self) -> int:
+        """Sequences of its request that end with it: before the fork also the siblings that will never be."""
+        return 1 if self.num_output_tokens else self.n
+
     def stats(self, record: Record) -> SequenceStats:
         """Counts and intervals at its end, which `record` tells."""
         ended_at = record.ended_at if isinstance(record, StepRecord) else record.at
@@ -218,7 +223,7 @@ class Fold:
         for finished in changes.finished:
             sequence = self.sequences.pop(finished.seq_id)
             self.running.pop(finished.seq_id, None)
-            self.counters.finished[finished.reason] += 1
+            self.counters.finished[finished.reason] += sequence.num_ending
             for observer in self.on_finished:
                 observer(sequence, finished, record)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from hypothesis import settings
@@ -147,6 +148,8 @@ class EngineMachine(RuleBasedStateMachine):
             self.check()
         assert not self.engine.has_work
         assert self.fold.block_counts["used"] == self.fold.block_counts["shared"] == 0
+        counted = {reason: count for reason, count in self.fold.counters.finished.items() if count}
+        assert counted == Counter(self.ends.values()), "the counters say what the clients saw"
         for request_id, request in self.requests.items():
             ends = [key for key in self.ends if key[0] == request_id]
             assert len(ends) == request.sampling_params.n, f"{request_id}: every sequence ends exactly once"
