@@ -102,17 +102,21 @@ struct Context {
 
 namespace {
 
-// f(id, size) on all threads of a team.
+// f(id, size) on all threads of a team, `most` at most.
 template <class F>
-void run(Context& context, F&& f) {
-    const int threads = context.threads;
+void run(Context& context, F&& f, int most = kMaxThreads) {
+    const int threads = std::min(context.threads, most);
     for (auto& slot : context.team.counters) {
         for (int i = 0; i < threads; i++) slot[i].next.store(0, std::memory_order_relaxed);
     }
     context.team.arrived.store(0);
+    if (threads == 1) return f(0, 1);
 #pragma omp parallel num_threads(threads)
     f(omp_get_thread_num(), omp_get_num_threads());
 }
+
+// For one pass over rows of logits: to wake another thread takes as long as some rows.
+int threads_for(int64_t rows) { return rows <= 4 ? 1 : kMaxThreads; }
 
 int64_t units(int64_t elements, bool is_bf16) { return is_bf16 ? (elements + 1) / 2 : elements; }
 
@@ -330,7 +334,7 @@ int32_t pagedeck_sample(void* handle, const float* logits, int64_t rows, int32_t
         char* scratch = options ? static_cast<char*>(context.scratch.get(bytes * context.threads)) : nullptr;
         run(context, [&](int id, int size) {
             context.operations(false).sample(context.team, id, size, logits, rows, vocab, options, scratch, tokens);
-        });
+        }, threads_for(rows));
     } catch (const std::bad_alloc&) {
         return kOutOfMemory;
     }
@@ -342,7 +346,7 @@ void pagedeck_check_finite(void* handle, const float* logits, int64_t rows, int3
     Context& context = *static_cast<Context*>(handle);
     run(context, [&](int id, int size) {
         context.operations(false).check_finite(context.team, id, size, logits, rows, vocab, is_finite);
-    });
+    }, threads_for(rows));
 }
 
 }  // extern "C"
