@@ -192,7 +192,7 @@ class Chaos:
                 case "limits":
                     etag = (await client.get("/admin/api/limits")).headers["etag"]
                     change = rng.choice([
-                        {"max_num_seqs": rng.choice([3, 8, 64])}, {"num_usable_blocks": rng.choice([24, 40, 64])},
+                        {"max_num_seqs": rng.choice([3, 8, 64])}, {"num_usable_blocks": rng.choice([12, 24, 64])},
                         {"max_num_batched_tokens": rng.choice([16, 256, 2048])}, {"watermark": rng.choice([0.0, 0.05])},
                         {"scheduling_policy": rng.choice(["fcfs", "priority"])},
                     ])  # fmt: skip
