@@ -430,17 +430,25 @@ def test_eight_requests_at_once_in_sixty_four_blocks_of_the_real_model(
     admin = browser_context.new_page()
     admin.goto(f"{server.base_url}/admin")
     with load(console) as traffic:
+        # Paused and stepped, so that it is the same on a machine of any speed.
+        console.act("pause", {"reason": "step by step"})
         traffic.start(8, prompt_tokens=96, max_tokens=64)
-        expect(browser_page.locator("#feed li[data-kind=preempted]").first).to_be_visible(timeout=120_000)
+        expect(browser_page.locator("#waiting tbody tr")).to_have_count(8, timeout=60_000)
+        while not console.state()["counters"]["num_preemptions"]:
+            console.act("step", {"n": 1})
+        expect(browser_page.locator("#feed li[data-kind=preempted]").first).to_be_visible(timeout=60_000)
         expect(browser_page.locator("#waiting .preempted-mark:visible").first).to_be_visible(timeout=60_000)
         admin.locator("#limit-max_num_seqs").fill("2")
         admin.locator("#review").click()
         admin.locator("#apply").click()
         expect(admin.locator("#stage-note")).to_contain_text("Applied as version", timeout=60_000)
         assert console.state()["limits"]["max_num_seqs"] == 2
+        while console.state()["waiting"][0]["why"]["constraint"] != "slots":  # the next step that doesn't preempt
+            console.act("step", {"n": 1})
         first = browser_page.locator("#waiting tbody tr").first
         expect(first).to_contain_text(re.compile(r"max_num_seqs: \d of 2 slots taken"), timeout=60_000)
         console.set_limits(max_num_seqs=8)
+        console.act("resume")
         traffic.join()
         assert [status for status, _ in traffic.answers] == [200] * 8
         counters = console.state()["counters"]
