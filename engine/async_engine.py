@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from engine.core.events import Changes, CommandRecord, Finished, Record
 from engine.core.limits import Limits
+from engine.core.sequence import child_seq_id
 from engine.core.stats import Fold, FoldedSequence
 from engine.core.trace import TraceRing
 from engine.engine import Engine, Request, StepResult
@@ -428,14 +429,11 @@ class AsyncEngine:
         if stream is None:
             return
         if delta.finish_reason is not None:
-            delta = replace(delta, stats=self._stats.get(self._seq_id(delta)))
+            delta = replace(delta, stats=self._stats.get(child_seq_id(delta.request_id, delta.index)))
             self._num_open[delta.request_id] -= 1
             if self._num_open[delta.request_id] == 0:
                 self._forget(delta.request_id)
         stream.put(delta)
-
-    def _seq_id(self, delta: SequenceDelta) -> str:
-        return delta.request_id if delta.index == 0 else f"{delta.request_id}.{delta.index}"
 
     def _forget(self, request_id: str) -> None:
         self._streams.pop(request_id, None)

@@ -51,7 +51,7 @@ class OutputProcessor:
         """Start the texts of a request: its sequence and the siblings that will be forked from it."""
         n = sequence.num_slots
         for index in range(n):
-            seq_id = sequence.seq_id if index == 0 else child_seq_id(sequence.request_id, index)
+            seq_id = child_seq_id(sequence.request_id, index)
             params = sequence.sampling_params
             self._streams[seq_id] = _Stream(
                 sequence.request_id, index, n, params,

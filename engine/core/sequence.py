@@ -95,8 +95,8 @@ class Sequence:
 
 
 def child_seq_id(request_id: str, index: int) -> str:
-    """Sequence id of the request's sequence `index`, where it has more than one."""
-    return f"{request_id}.{index}"
+    """Sequence id of the request's sequence `index`; the first, from which the others fork, has the request's own."""
+    return f"{request_id}.{index}" if index else request_id
 
 
 def child_params(params: SamplingParams, index: int) -> SamplingParams:
