@@ -46,8 +46,10 @@ def test_a_copy_equals_the_engine_s_state_after_a_burst_with_preemptions() -> No
                 2**30
             )  # every event is to come, however slow this machine
             await follow(client, mirror, 0)
+            await engine.pause("all are to wait together, so that they preempt at any speed of the machine")
             requests = [make_request(f"r-{i}", 40, max_tokens=60) for i in range(12)]
             streams = [await engine.submit(request) for request in requests]
+            await engine.resume()
             await asyncio.gather(*(read_all(stream) for stream in streams))
             await follow(client, mirror, engine.state.seq)
             assert mirror.state() == expected(engine.state, ctx_of(app).console.wall)
