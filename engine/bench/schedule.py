@@ -167,20 +167,20 @@ class DryRun:
                 self.queue_s.append(begun_at - self._arrivals[admitted.seq_id])
                 self.cached_tokens += admitted.num_cached_tokens
                 self.queried_tokens += admitted.num_known_tokens
-        now, last_token = self.now, self._last_token
-        gaps = []
-        for token in sampled:
-            before = last_token.get(token.seq_id)
-            last_token[token.seq_id] = now
-            if before is None:
-                self.ttft_s.append(now - self._arrivals[token.seq_id])
-            else:
-                gaps.append(round(now - before, 4))
-        self.gaps.update(gaps)
+        self._count_gaps([token.seq_id for token in sampled])
         for finished in changes.finished:
             self.finished[finished.reason] += 1
-            last_token.pop(finished.seq_id, None)
+            self._last_token.pop(finished.seq_id, None)
             del self._arrivals[finished.seq_id]
+
+    def _count_gaps(self, seq_ids: list[str]) -> None:
+        """A token of each of these sequences now: most had their last one at the same time, and are counted as one."""
+        now, last_token = self.now, self._last_token
+        for before, count in Counter(map(last_token.get, seq_ids)).items():
+            if before is not None:
+                self.gaps[round(now - before, 4)] += count
+        self.ttft_s += [now - self._arrivals[seq_id] for seq_id in seq_ids if seq_id not in last_token]
+        last_token.update(dict.fromkeys(seq_ids, now))
 
 
 _GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)

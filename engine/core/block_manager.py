@@ -18,6 +18,7 @@ class BlockManager:
         self.pool = pool
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
+        self._expected: dict[str, int] = {}  # content -> the block that will hold it after the step being planned
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` tokens occupy."""
@@ -33,11 +34,30 @@ class BlockManager:
             return []
         found: list[int] = []
         for i in range((sequence.num_tokens - 1) // self.block_size):
-            block_id = self.pool.find(self._hash(sequence, i))
+            content = self._hash(sequence, i)
+            block_id = self.pool.find(content)
+            if block_id is None:
+                block_id = self._expected.get(content)
             if block_id is None:
                 break
             found.append(block_id)
         return found
+
+    def expect(self, sequence: Sequence, num_tokens: int) -> None:
+        """The step will compute the sequence's next `num_tokens`: who is admitted after it may share what they fill.
+
+        A step writes all its keys and values of a layer before it attends, unless every sequence has a single token:
+        those may read before others write, so a block that a single token fills isn't shared before it is sealed.
+        """
+        if not self.enable_prefix_caching or num_tokens == 1:
+            return
+        first = sequence.num_computed_tokens // self.block_size
+        for i in range(first, (sequence.num_computed_tokens + num_tokens) // self.block_size):
+            self._expected.setdefault(self._hash(sequence, i), sequence.block_table[i])
+
+    def expect_nothing(self) -> None:
+        """Before a step is planned."""
+        self._expected.clear()
 
     def num_blocks_to_take(self, sequence: Sequence, prefix: list[int]) -> int:
         """How many available blocks an admission uses up: new ones, and cached ones that it takes back."""
@@ -54,7 +74,7 @@ class BlockManager:
             self.pool.take(block_id, sequence.seq_id)
             sequence.block_table.append(block_id)
         num_new = self.num_blocks_for(sequence.num_tokens) - len(prefix)
-        sequence.block_table.extend(self._allocate(sequence, num_new))
+        sequence.block_table.extend(self.pool.allocate(sequence.seq_id, num_new))
 
     def can_decode_in_place(self, sequence: Sequence) -> bool:
         """Whether it computes exactly its last known token, into a part-filled block of its own."""
@@ -78,20 +98,16 @@ class BlockManager:
         if self._writes_to_shared(sequence):
             index = sequence.num_computed_tokens // self.block_size
             source = sequence.block_table[index]
-            block_id = self.pool.allocate(sequence.seq_id, copy_of=source)
-            assert block_id is not None
+            block_id = self.pool.allocate_copy(sequence.seq_id, source)
             sequence.block_table[index] = block_id
             self.pool.release([source], sequence.seq_id)
             copy = BlockCopy(sequence.seq_id, index, source, block_id)
         num_new = self.num_blocks_for(sequence.num_computed_tokens + num_tokens) - len(sequence.block_table)
-        new = self._allocate(sequence, num_new)
+        if num_new <= 0:
+            return (), copy
+        new = self.pool.allocate(sequence.seq_id, num_new)
         sequence.block_table.extend(new)
         return new, copy
-
-    def _allocate(self, sequence: Sequence, num_blocks: int) -> tuple[int, ...]:
-        taken = [self.pool.allocate(sequence.seq_id) for _ in range(num_blocks)]
-        assert None not in taken, "the caller has checked that they are available"
-        return tuple(block_id for block_id in taken if block_id is not None)
 
     def _writes_to_shared(self, sequence: Sequence) -> bool:
         """Whether the next token's slot is in a part-filled block that another sequence refers to as well."""

@@ -48,24 +48,30 @@ class BlockPool:
         """Whether the block has content and no reference."""
         return block_id in self._cached
 
-    def allocate(self, seq_id: str, *, copy_of: int | None = None) -> int | None:
-        """A block without content for `seq_id`, or None if no more may be taken.
+    def allocate(self, seq_id: str, num_blocks: int) -> tuple[int, ...]:
+        """`num_blocks` blocks without content for `seq_id`; the caller has checked that they are available."""
+        taken = self._pop(num_blocks)
+        self.events += [BlockEvent("allocate", block_id, seq_id) for block_id in taken]
+        return taken
 
-        A cached block loses its hash before it is handed out.
-        """
-        if self.num_usable - self.num_blocks + len(self._free) + len(self._cached) <= 0:
-            return None
-        if self._free:
-            block_id, _ = self._free.popitem(last=False)
-        else:
+    def allocate_copy(self, seq_id: str, source_id: int) -> int:
+        """A block for `seq_id` that becomes a copy of `source_id`; the caller has checked that one is available."""
+        (block_id,) = self._pop(1)
+        self.events.append(BlockEvent("copy", block_id, seq_id, source_id))
+        return block_id
+
+    def _pop(self, num_blocks: int) -> tuple[int, ...]:
+        """The next blocks to be reused, now with one reference; a cached one loses its hash before it is handed out."""
+        assert num_blocks <= self.num_available, f"{num_blocks} blocks asked for, {self.num_available} available"
+        num_free = min(num_blocks, len(self._free))
+        taken = [self._free.popitem(last=False)[0] for _ in range(num_free)]
+        for _ in range(num_blocks - num_free):
             block_id, _ = self._cached.popitem(last=False)
             self._evict(block_id)
-        self.ref_counts[block_id] = 1
-        if copy_of is None:
-            self.events.append(BlockEvent("allocate", block_id, seq_id))
-        else:
-            self.events.append(BlockEvent("copy", block_id, seq_id, copy_of))
-        return block_id
+            taken.append(block_id)
+        for block_id in taken:
+            self.ref_counts[block_id] = 1
+        return tuple(taken)
 
     def take(self, block_id: int, seq_id: str) -> None:
         """One more reference to a block with content: a hit if it had none, else a share."""

@@ -2,45 +2,48 @@
 
 from __future__ import annotations
 
+import pytest
+
 from engine.core.block_pool import BlockPool
 from engine.core.prefix_cache import block_hash, root_hash
 
 
 def test_free_blocks_are_handed_out_in_order_before_cached_ones() -> None:
     pool = BlockPool(4)
-    assert [pool.allocate("a"), pool.allocate("a")] == [0, 1]
+    assert pool.allocate("a", 2) == (0, 1)
     pool.seal(0, "x")
     pool.release([1, 0], "a")
     # 2 and 3 never held anything, 1 holds nothing any more, 0 is cached.
-    assert [pool.allocate("b") for _ in range(4)] == [2, 3, 1, 0]
-    assert pool.allocate("b") is None
+    assert pool.allocate("b", 4) == (2, 3, 1, 0)
+    with pytest.raises(AssertionError, match="1 blocks asked for, 0 available"):
+        pool.allocate("b", 1)
 
 
 def test_cached_blocks_are_evicted_in_the_order_of_their_release() -> None:
     pool = BlockPool(3)
     for name in "abc":
-        pool.seal(pool.allocate(name), name)  # type: ignore[arg-type]
+        pool.seal(*pool.allocate(name, 1), name)
     pool.release([1], "b")
     pool.release([0], "a")
     pool.release([2], "c")
     pool.take(0, "hit")  # a hit in the middle of the queue
-    assert [pool.allocate("d"), pool.allocate("d")] == [1, 2]
+    assert pool.allocate("d", 2) == (1, 2)
 
 
 def test_a_block_loses_its_hash_before_it_is_reused() -> None:
     pool = BlockPool(1)
-    pool.seal(pool.allocate("a"), "x")  # type: ignore[arg-type]
+    pool.seal(*pool.allocate("a", 1), "x")
     pool.release([0], "a")
     assert pool.find("x") == 0
-    assert pool.allocate("b") == 0
+    assert pool.allocate("b", 1) == (0,)
     assert pool.find("x") is None
     assert [e.kind for e in pool.events] == ["allocate", "seal", "free", "evict", "allocate"]
 
 
 def test_a_second_block_with_the_same_content_keeps_no_identity() -> None:
     pool = BlockPool(2)
-    pool.seal(pool.allocate("a"), "x")  # type: ignore[arg-type]
-    pool.seal(pool.allocate("b"), "x")  # type: ignore[arg-type]
+    pool.seal(*pool.allocate("a", 1), "x")
+    pool.seal(*pool.allocate("b", 1), "x")
     assert pool.find("x") == 0
     pool.release([1], "b")
     assert not pool.is_cached(1)
@@ -50,9 +53,9 @@ def test_a_second_block_with_the_same_content_keeps_no_identity() -> None:
 def test_usable_blocks_bound_what_is_held_not_what_is_cached() -> None:
     pool = BlockPool(4, num_usable=2)
     assert pool.num_available == 2
-    pool.allocate("a")
-    pool.allocate("a")
-    assert pool.allocate("a") is None
+    pool.allocate("a", 2)
+    with pytest.raises(AssertionError, match="1 blocks asked for, 0 available"):
+        pool.allocate("a", 1)
     pool.num_usable = 1
     assert pool.num_available == -1
 
