@@ -29,7 +29,7 @@ class ScheduledSequence(NamedTuple):
     """How many tokens of a known sequence this step computes: positions [num_computed_tokens, + num_tokens)."""
 
     seq_id: str
-    num_computed_tokens: int  # tokens whose KV exists before this step
+    num_computed_tokens: int  # tokens whose KV exists before this step, or that sequences before it here write in it
     num_tokens: int  # tokens to compute now, >= 1
     new_block_ids: tuple[int, ...]  # appended to its block table (empty for one that is in `new` of this batch)
     is_sampling: bool  # whether the step reaches its last known token, and so samples the next one

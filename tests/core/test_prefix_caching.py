@@ -60,6 +60,59 @@ def test_running_requests_share_a_head_and_it_stays_until_the_last_of_them_ends(
     assert pool.ref_counts[:4] == [1, 1, 0, 1]
 
 
+def test_requests_of_one_step_share_the_head_that_the_first_of_them_computes() -> None:
+    engine = make_engine()
+    recorder = Recorder(engine)
+    for name in "abc":
+        recorder.take(engine.add(make_request(name, PROMPT, max_tokens=9)))
+    result = recorder.take(engine.step())
+    assert result is not None
+    assert isinstance(result.record, StepRecord)
+    assert [c.num_tokens for c in result.record.changes.computed] == [40, 8, 8]
+    assert [s.block_table for s in engine.scheduler.running] == [[0, 1, 2], [0, 1, 3], [0, 1, 4]]
+    assert engine.scheduler.pool.ref_counts[:5] == [3, 3, 1, 1, 1]
+    recorder.run()
+    for name in "abc":
+        assert recorder.tokens(name) == expected_tokens(PROMPT, SamplingParams(temperature=0), 9)
+
+
+def test_a_head_is_shared_as_far_as_the_step_computes_it() -> None:
+    engine = make_engine(long_prefill_token_threshold=20)
+    recorder = Recorder(engine)
+    for name in "ab":
+        recorder.take(engine.add(make_request(name, PROMPT)))
+    recorder.take(engine.step())
+    assert cached_tokens(recorder) == [0, 16]  # one block of the first 20 tokens is full
+    # The second computes tokens 16 to 36 itself, and both have a block with tokens 16 to 32.
+    assert [s.num_computed_tokens for s in engine.scheduler.running] == [20, 36]
+    recorder.take(engine.add(make_request("c", PROMPT)))
+    recorder.take(engine.step())
+    assert cached_tokens(recorder) == [0, 16, 32]
+    recorder.run()
+    assert [recorder.tokens(name) for name in "abc"] == [recorder.tokens("a")] * 3
+
+
+def test_a_block_that_a_single_token_fills_is_shared_from_the_next_step_on() -> None:
+    """In a step of single tokens a sequence may read before another has written."""
+    engine = make_engine()
+    recorder = Recorder(engine)
+    recorder.take(engine.add(make_request("a", PROMPT[:14], max_tokens=9)))
+    recorder.take(engine.step())
+    recorder.take(engine.step())
+    known = PROMPT[:14] + recorder.tokens("a")  # 16, of which the last one is computed by the next step
+    recorder.take(engine.add(make_request("b", [*known, 1])))
+    recorder.take(engine.step())
+    assert cached_tokens(recorder) == [0, 0]
+    recorder.take(engine.add(make_request("c", [*known, 1])))
+    recorder.take(engine.step())
+    assert cached_tokens(recorder) == [0, 0, 16]
+
+
+def test_nothing_is_shared_with_a_request_of_another_salt_in_the_same_step() -> None:
+    engine = make_engine()
+    assert cached_tokens(run(engine, *(make_request(salt, PROMPT, cache_salt=salt) for salt in "xy"))) == [0, 0]
+
+
 def test_a_hit_is_touched_before_anything_is_allocated() -> None:
     engine = make_engine(num_blocks=4)
     run(engine, make_request("a", PROMPT, max_tokens=2))
