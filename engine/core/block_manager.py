@@ -74,7 +74,7 @@ class BlockManager:
             self.pool.take(block_id, sequence.seq_id)
             sequence.block_table.append(block_id)
         num_new = self.num_blocks_for(sequence.num_tokens) - len(prefix)
-        sequence.block_table.extend(self._allocate(sequence, num_new))
+        sequence.block_table.extend(self.pool.allocate(sequence.seq_id, num_new))
 
     def can_decode_in_place(self, sequence: Sequence) -> bool:
         """Whether it computes exactly its last known token, into a part-filled block of its own."""
@@ -98,20 +98,16 @@ class BlockManager:
         if self._writes_to_shared(sequence):
             index = sequence.num_computed_tokens // self.block_size
             source = sequence.block_table[index]
-            block_id = self.pool.allocate(sequence.seq_id, copy_of=source)
-            assert block_id is not None
+            block_id = self.pool.allocate_copy(sequence.seq_id, source)
             sequence.block_table[index] = block_id
             self.pool.release([source], sequence.seq_id)
             copy = BlockCopy(sequence.seq_id, index, source, block_id)
         num_new = self.num_blocks_for(sequence.num_computed_tokens + num_tokens) - len(sequence.block_table)
-        new = self._allocate(sequence, num_new)
+        if num_new <= 0:
+            return (), copy
+        new = self.pool.allocate(sequence.seq_id, num_new)
         sequence.block_table.extend(new)
         return new, copy
-
-    def _allocate(self, sequence: Sequence, num_blocks: int) -> tuple[int, ...]:
-        taken = [self.pool.allocate(sequence.seq_id) for _ in range(num_blocks)]
-        assert None not in taken, "the caller has checked that they are available"
-        return tuple(block_id for block_id in taken if block_id is not None)
 
     def _writes_to_shared(self, sequence: Sequence) -> bool:
         """Whether the next token's slot is in a part-filled block that another sequence refers to as well."""

@@ -148,9 +148,8 @@ class Scheduler:
     def schedule(self) -> Batch:
         """Decide the next step, take its blocks, and say why the head of the queue had to wait."""
         self.step += 1
-        budget = StepBudget.of(self.limits)
         plan = _Plan()
-        self._schedule_running(budget, plan)
+        budget = self._schedule_running(plan)
         self._admit_waiting(budget, plan)
         self._ensure_progress(plan)
         removed, self._removed = tuple(self._removed), []
@@ -158,9 +157,11 @@ class Scheduler:
             self.step, removed, tuple(plan.new), tuple(plan.copies), tuple(plan.scheduled.values()), plan.forks()
         )
 
-    def _schedule_running(self, budget: StepBudget, plan: _Plan) -> None:
+    def _schedule_running(self, plan: _Plan) -> StepBudget:
+        """Plan what runs, and return what is left of the step's budget."""
         decoding = [s for s in self.running if len(s.token_ids) - s.num_computed_tokens == 1]
         prefilling = [s for s in self.running if len(s.token_ids) - s.num_computed_tokens > 1]
+        budget = StepBudget.of(self.limits, len(decoding))
         if len(decoding) > budget.remaining:  # the budget was set below what runs: everyone gets a turn
             turn = self.step % len(decoding)
             decoding = decoding[turn:] + decoding[:turn]
@@ -178,6 +179,7 @@ class Scheduler:
                 new_block_ids, copy = self.blocks.append(sequence, num_tokens)
                 plan.add(sequence, num_tokens, new_block_ids, copy)
                 budget.take(num_tokens)
+        return budget
 
     def _make_room(self, sequence: Sequence, num_tokens: int, budget: StepBudget, plan: _Plan) -> bool:
         """Preempt until `sequence` can append; False if it had to be preempted or ended itself."""
@@ -272,6 +274,7 @@ class Scheduler:
             stopped: sequences whose text reached a stop string, with that string.
             failed: sequences the runner could not sample for, with the message.
         """
+        new = tuple.__new__  # a NamedTuple's own constructor takes twice as long, and there is one per sequence
         tokens = {s.seq_id: s.token_id for s in sampled}
         sequences, computed, block_size = self._sequences, self.log.computed, self.blocks.block_size
         for seq_id, before, num_tokens, _, _ in batch.scheduled:
@@ -279,7 +282,7 @@ class Scheduler:
             after = sequence.num_computed_tokens = before + num_tokens
             if before // block_size != after // block_size:
                 self.blocks.seal_full_blocks(sequence, before)
-            computed.append(Computed(seq_id, num_tokens, after, int(seq_id in tokens)))
+            computed.append(new(Computed, (seq_id, num_tokens, after, 1 if seq_id in tokens else 0)))
         for fork in batch.forks:
             if fork.child_id in tokens:
                 self._fork(self._sequences[fork.parent_id], fork.child_id)
@@ -363,7 +366,8 @@ class _Plan:
     def add_decode(self, sequence: Sequence) -> None:
         """One token of a sequence that needs no block for it: most of what most steps do."""
         seq_id = sequence.seq_id
-        self.scheduled[seq_id] = ScheduledSequence(seq_id, sequence.num_computed_tokens, 1, (), True)
+        decode = (seq_id, sequence.num_computed_tokens, 1, (), True)
+        self.scheduled[seq_id] = tuple.__new__(ScheduledSequence, decode)
 
     def add_new(self, sequence: Sequence, num_tokens: int) -> None:
         self.new.append(
