@@ -15,6 +15,7 @@ from app.openai_api.answer import Answer
 from app.openai_api.generation import PromptDelta
 from app.openai_api.results import Gathered, Json, UsageCount, timings
 from app.openai_api.schemas import ChatFields, SamplingFields, stops
+from app.openai_api.tool_fields import ToolFields
 from engine.errors import InvalidValueError
 from engine.sampling_params import SamplingParams
 
@@ -44,7 +45,7 @@ class ConversationFields(Body):
         return ChatFields.model_construct(messages=messages, continue_final_message=goes_on)
 
 
-class MessagesBody(SamplingFields, ConversationFields):
+class MessagesBody(SamplingFields, ConversationFields, ToolFields):
     """POST /v1/messages."""
 
     max_tokens: Annotated[int, Field(ge=1)]
@@ -64,7 +65,7 @@ class MessagesBody(SamplingFields, ConversationFields):
         return replace(params, stop=stop, structured=self.structured_spec())
 
 
-class CountTokensBody(ConversationFields):
+class CountTokensBody(ConversationFields, ToolFields):
     """POST /v1/messages/count_tokens."""
 
     model: str | None = None

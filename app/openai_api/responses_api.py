@@ -13,8 +13,9 @@ from app.json_body import Body
 from app.openai_api.answer import Answer
 from app.openai_api.generation import PromptDelta
 from app.openai_api.results import Gathered, Json, UsageCount, chat_logprobs, timings
-from app.openai_api.schemas import ChatFields, SamplingFields
+from app.openai_api.schemas import ChatFields, SamplingFields, refuse
 from app.openai_api.structured_fields import ANY_OBJECT, json_spec
+from app.openai_api.tool_fields import ToolFields
 from engine.errors import InvalidValueError
 from engine.sampling_params import MAX_LOGPROBS, SamplingParams, StructuredSpec
 
@@ -46,7 +47,7 @@ class TextOptions(Body):
     format: TextFormat | None = None
 
 
-class ResponsesBody(SamplingFields):
+class ResponsesBody(SamplingFields, ToolFields):
     """POST /v1/responses."""
 
     input: str | list[dict[str, Any]]
@@ -60,11 +61,7 @@ class ResponsesBody(SamplingFields):
     @model_validator(mode="before")
     @classmethod
     def _refuse_what_needs_a_store(cls, data: Any) -> Any:
-        for name, harmless in _UNSUPPORTED.items():
-            value = data.get(name) if isinstance(data, dict) else None
-            if value is not None and value not in harmless:
-                raise InvalidValueError(name, value, "absent: this server cannot do it")
-        return data
+        return refuse(data, _UNSUPPORTED)
 
     def chat(self) -> ChatFields:
         """The conversation that `instructions` and `input` are.

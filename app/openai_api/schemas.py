@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from app.json_body import Body
 from app.openai_api.structured_fields import ResponseFormat, StructuredFields
+from app.openai_api.tool_fields import FunctionFields, ToolFields
 from engine.errors import InvalidValueError
 from engine.sampling_params import MAX_LOGPROBS, SamplingParams
 
@@ -35,8 +36,6 @@ _UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "suffix": ("",),
     "best_of": (1,),
     "use_beam_search": (False,),
-    "tools": ([],),
-    "functions": ([],),
     "web_search_options": (),
     "modalities": (["text"],),
     "audio": (),
@@ -46,6 +45,19 @@ _UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "truncate_prompt_tokens": (),
     "guided_whitespace_pattern": (),
 }
+
+
+def refuse(data: Any, unsupported: Mapping[str, tuple[object, ...]]) -> Any:
+    """`data`, a body, if each field in `unsupported` is absent or has one of the values named there.
+
+    Raises:
+        InvalidValueError: the first that has not.
+    """
+    for name, harmless in unsupported.items():
+        value = data.get(name) if isinstance(data, dict) else None
+        if value is not None and value not in harmless:
+            raise InvalidValueError(name, value, "absent: this server cannot do it")
+    return data
 
 
 def _is_int(value: object) -> bool:
@@ -141,11 +153,7 @@ class SamplingFields(StructuredFields):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unsupported(cls, data: Any) -> Any:
-        for name, harmless in _UNSUPPORTED.items():
-            value = data.get(name) if isinstance(data, dict) else None
-            if value is not None and value not in harmless:
-                raise InvalidValueError(name, value, "absent: this server cannot do it")
-        return data
+        return refuse(data, _UNSUPPORTED)
 
     def _params(
         self, defaults: Mapping[str, float], *, n: int = 1, max_tokens: int | None, logprobs: int | None = None
@@ -245,7 +253,7 @@ class ChatFields(Body):
         return self
 
 
-class ChatBody(GenerationBody, ChatFields):
+class ChatBody(GenerationBody, ChatFields, ToolFields, FunctionFields):
     """POST /v1/chat/completions."""
 
     max_completion_tokens: int | None = None

@@ -79,7 +79,7 @@ class Counters(Answer):
 class Why(Answer):
     """The first test that kept a sequence from being admitted, with its numbers."""
 
-    constraint: Literal["slots", "token_budget", "blocks", "preemption", "paused", "behind"]
+    constraint: Literal["slots", "token_budget", "prefill_budget", "blocks", "preemption", "paused", "behind"]
     needed: int | None
     available: int | None
     watermark: int | None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from app.openai_api.schemas import DEFAULT_COMPLETION_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIASES, MAX_PROMPTS, MAX_STOPS
+from app.openai_api.tool_fields import MAY_ANSWER
 from engine.core.limits import MAX_TIMEOUT_S
 from engine.sampling_params import MAX_LOGPROBS
 from engine.tokenizer.chat_template import ROLES
@@ -68,6 +69,10 @@ FIELDS: dict[str, Field] = {
     "guided_regex": Field("A regular expression that the answer fits."),
     "guided_choice": Field("The answer is one of these."),
     "guided_grammar": Field("A grammar that the answer fits."),
+    "tools": Field("Tools on offer. Accepted, never called: the answer is text."),
+    "tool_choice": Field("`auto` or `none`; a choice that forces a call is refused."),
+    "functions": Field("`tools` in OpenAI's first form."),
+    "function_call": Field("`auto` or `none`."),
     # completions
     "prompt": Field(f"Text, token ids, or a list of up to {MAX_PROMPTS} of either."),
     "add_special_tokens": Field("Put the tokenizer's special tokens around the text."),
@@ -151,6 +156,13 @@ ACCEPTED: dict[tuple[str, str], Json] = {
         "type": "object", "propertyNames": {"pattern": "^[0-9]{1,10}$"}, "maxProperties": MAX_LOGIT_BIASES,
         "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
     },
+    ("*", "tool_choice"): {
+        "anyOf": [
+            {"enum": list(MAY_ANSWER)},
+            {"type": "object", "required": ["type"], "properties": {"type": {"enum": list(MAY_ANSWER)}}},
+        ],
+    },
+    ("*", "function_call"): {"enum": list(MAY_ANSWER)},
     ("*", "stop_sequences"): {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": MAX_STOPS},
     ("*", "allowed_token_ids"): {"type": "array", "items": _TOKEN, "minItems": 1},
     ("*", "stop_token_ids"): {"type": "array", "items": _TOKEN, "maxItems": 1024},

@@ -116,7 +116,7 @@ def test_tokens_are_counted_without_an_answer(live: LiveApp) -> None:
         ({"messages": HELLO["messages"]}, 400, "max_tokens"),
         ({**HELLO, "model": "claude"}, 404, "model"),
         ({**HELLO, "temperature": 9}, 400, "temperature"),
-        ({**HELLO, "tools": [{"name": "f", "input_schema": {}}]}, 400, "tools"),
+        ({**HELLO, "tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "any"}}, 400, "tool_choice"),
     ],
 )
 def test_errors_have_anthropics_type_around_them(

@@ -38,7 +38,6 @@ COMMON_FIELDS: dict[str, tuple[str, list[object]]] = {  # field -> (its type, va
     "structured_outputs": ("object", [{"json": 7}, {"json": "{"}, {"regex": 7}, {"regex": "(a"}, {"choice": []},
                                       {"grammar": "start: nowhere"}, {"json_object": "yes"},
                                       {"structural_tag": "x"}, {"regex": "a", "choice": ["b"]}]),
-    "tools": ("", [[{"type": "function"}]]),
     "truncate_prompt_tokens": ("", [5]),
     "priority": ("integer", [HUGE, -HUGE]),
     "queue_timeout_s": ("number", [0, -1]),
@@ -48,6 +47,12 @@ COMMON_FIELDS: dict[str, tuple[str, list[object]]] = {  # field -> (its type, va
                               {"300": 1}, {str(HUGE): 1}, {"5": True}]),
     "stop": ("", [7, True, {}, [7], [""], "", [["a"]], ["a"] * 65, [None]]),
     "stop_token_ids": ("", [7, "7", ["7"], [1.5], [True], [-1], [300], [HUGE], [[1]], [1] * 1025, {}]),
+}  # fmt: skip
+TOOL_FIELDS: dict[str, tuple[str, list[object]]] = {
+    "tools": ("", [7, "x", {}, True, [7], [None], [[]]]),
+    "tool_choice": ("", [7, True, [], {}, "", "required", "any", {"type": 7}, {"type": "any"}, {"type": "tool", "name": "f"},
+                         {"type": "function", "function": {"name": "f"}}, {"type": "allowed_tools", "mode": "required"},
+                         {"type": "allowed_tools", "allowed_tools": {"mode": "required"}}]),
 }  # fmt: skip
 _SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}}
 GENERATION_FIELDS: dict[str, tuple[str, list[object]]] = {
@@ -84,6 +89,9 @@ MESSAGES: list[object] = [
 ]  # fmt: skip
 CHAT_FIELDS: dict[str, tuple[str, list[object]]] = {
     **GENERATION_FIELDS,
+    **TOOL_FIELDS,
+    "functions": ("", [7, "x", {}, [7]]),
+    "function_call": ("", [7, True, [], {}, "", "f", {"name": "f"}]),
     "messages": ("", MESSAGES),
     "max_completion_tokens": ("integer", [0, -1]),
     "logprobs": ("boolean", []),
@@ -94,6 +102,7 @@ CHAT_FIELDS: dict[str, tuple[str, list[object]]] = {
 }  # fmt: skip
 RESPONSES_FIELDS: dict[str, tuple[str, list[object]]] = {
     **COMMON_FIELDS,
+    **TOOL_FIELDS,
     "input": ("", [7, True, {}, [], [7], [{"role": "user"}], [{"role": "nobody", "content": "a"}],
                    [{"type": "function_call", "name": "f"}], [{"role": "user", "content": [{"type": "input_image"}]}],
                    [{"role": "user", "content": [7]}], [{"role": "user", "content": {}}], "a" * 9000]),
@@ -111,6 +120,7 @@ RESPONSES_FIELDS: dict[str, tuple[str, list[object]]] = {
 }  # fmt: skip
 MESSAGES_FIELDS: dict[str, tuple[str, list[object]]] = {
     **{name: row for name, row in COMMON_FIELDS.items() if name != "stop"},
+    **TOOL_FIELDS,
     "messages": ("", MESSAGES),
     "max_tokens": ("integer", [0, -1, None]),
     "system": ("", [7, True, {}, [7], [{"type": "image"}]]),
