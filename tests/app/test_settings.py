@@ -141,6 +141,7 @@ def test_the_description_says_value_default_and_source_in_words() -> None:
 
 def test_hosts_are_the_loopback_names_and_the_bind_address_unless_named() -> None:
     assert load_settings({}, {}).host_allow_list() == LOOPBACK_HOSTS
+    assert "0.0.0.0" in LOOPBACK_HOSTS, "vllm-top asks by this address unless told otherwise"
     bound = load_settings({"host": "10.0.0.7", "api_key": ["k"]}, {})
     assert bound.host_allow_list() == (*LOOPBACK_HOSTS, "10.0.0.7")
     assert load_settings({"allowed_hosts": ["a.example, b.example"]}, {}).host_allow_list() == (
