@@ -7,8 +7,9 @@ nothing until it is asked for.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 
@@ -25,6 +26,16 @@ class Implementation:
     devices: tuple[str, ...]  # kinds of device it runs on
     module: str  # where the function `op` is
     why_not: Callable[[], str | None] = lambda: None  # the reason why it can't run on this machine, or None
+    # Kind of device -> why it can't run there: where it runs when asked for by name, but is never the best.
+    on_request: Mapping[str, Callable[[], str | None]] = field(default_factory=dict)
+
+    def obstacle(self, device: str, *, is_requested: bool) -> str | None:
+        """Why it isn't to run on a kind of device; None if it is."""
+        if device in self.devices:
+            return self.why_not()
+        if is_requested and device in self.on_request:
+            return self.on_request[device]()
+        return f"runs on {'/'.join(self.devices)}, not on {device}"
 
     def load(self) -> Callable[..., Any]:
         """The function."""
@@ -33,8 +44,7 @@ class Implementation:
 
 
 _ATTENTION = ("paged_decode", "paged_prefill", "write_kv", "plan_decode", "plan_prefill", "plan_write")
-
-
+_ELEMENTWISE = ("rms_norm", "add_rms_norm", "rope", "rope_and_write_kv", "silu_and_mul", "gelu_and_mul")
 _SAMPLING = ("all_finite", "argmax", "sample")
 
 
@@ -44,19 +54,46 @@ def _no_native_kernels() -> str | None:
     return why_not()
 
 
-def _family(name: str, devices: tuple[str, ...]) -> tuple[Implementation, ...]:
-    package = f"kernels.{name}"
+def _no_triton() -> str | None:
+    return None if find_spec("triton") else "Triton is not installed (pip install 'pagedeck[gpu]')"
+
+
+def _no_triton_device() -> str | None:
+    reason = _no_triton()
+    if reason is None:
+        import torch
+
+        reason = None if torch.cuda.is_available() else "there is no CUDA device"
+    return reason
+
+
+def _no_triton_interpreter() -> str | None:
+    reason = _no_triton()
+    if reason is None:
+        from kernels.gpu.precision import INTERPRETED
+
+        reason = None if INTERPRETED.value else "runs on a CPU only if TRITON_INTERPRET=1 is set before it starts"
+    return reason
+
+
+def _family(name: str, package: str, devices: tuple[str, ...], **more: Any) -> tuple[Implementation, ...]:
     modules = dict.fromkeys(_ATTENTION, f"{package}.attention")
-    modules |= dict.fromkeys(("rms_norm", "rope", "silu_and_mul"), f"{package}.elementwise")
+    modules |= dict.fromkeys(_ELEMENTWISE, f"{package}.elementwise")
     modules |= dict.fromkeys(_SAMPLING, f"{package}.sampling")
-    return tuple(Implementation(op, name, devices, module) for op, module in modules.items())
+    return tuple(Implementation(op, name, devices, module, **more) for op, module in modules.items())
 
 
 # In order of preference: select() takes the first that runs. The reference is slow and never chosen over another.
+_TRITON = _family(
+    "triton", "kernels.gpu", ("cuda",), why_not=_no_triton_device, on_request={"cpu": _no_triton_interpreter}
+)
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
-    tuple(Implementation(op, "native", ("cpu",), "kernels.cpu.native_sampling", _no_native_kernels) for op in _SAMPLING)
-    + _family("cpu", ("cpu",))
-    + _family("reference", ("cpu", "cuda"))
+    tuple(entry for entry in _TRITON if entry.op not in _SAMPLING)
+    + tuple(
+        Implementation(op, "native", ("cpu",), "kernels.cpu.native_sampling", _no_native_kernels) for op in _SAMPLING
+    )
+    + _family("cpu", "kernels.cpu", ("cpu",))
+    + _family("reference", "kernels.reference", ("cpu", "cuda"))
 )
 
 
@@ -82,7 +119,7 @@ def select(op: str, device: str = "cpu", requested: str = "auto") -> Implementat
     for entry in implementations(op):
         if requested not in ("auto", entry.name):
             continue
-        reason = entry.why_not() if device in entry.devices else f"runs on {'/'.join(entry.devices)}, not on {device}"
+        reason = entry.obstacle(device, is_requested=requested == entry.name)
         if reason is None:
             return entry
         reasons.append(f"{entry.name}: {reason}")

@@ -19,6 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # spinning for a core that others use takes seconds per step
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined; what compiles kernels does so in its own process
 for _name in [name for name in os.environ if name.startswith("PAGEDECK_")]:
     del os.environ[_name]  # a developer's own settings must not reach the tests
 

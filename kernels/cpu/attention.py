@@ -103,22 +103,43 @@ def paged_decode(
     seq_lens: torch.Tensor,
     scale: float,
     plan: list[DecodeGroup] | None = None,
+    *,
+    window: int = 0,
+    soft_cap: float = 0.0,
 ) -> torch.Tensor:
     """See `kernels.reference.attention.paged_decode`; `plan` is what `plan_decode` made of the same tables."""
     layout = layout_of(kv_cache)
     check_query(query, layout)
     plan = plan_decode(layout, block_tables, seq_lens, query.dtype) if plan is None else plan
-    if len(plan) == 1:
-        return _decode(query, kv_cache, layout, scale, plan[0])
     out = torch.empty_like(query)
     for group in plan:
-        assert group.rows is not None  # only a lone group has none
-        out[group.rows] = _decode(query[group.rows], kv_cache, layout, scale, group)
+        q, lengths = (query, seq_lens) if group.rows is None else (query[group.rows], seq_lens[group.rows])
+        mask = _with_window(group, lengths, layout, window, query.dtype) if window else group.mask
+        result = _decode(q, kv_cache, layout, scale, group, mask, soft_cap)
+        if group.rows is None:
+            return result
+        out[group.rows] = result
     return out
 
 
+def _with_window(
+    group: DecodeGroup, lengths: torch.Tensor, layout: KVLayout, window: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """The group's mask, and -inf for what lies before each row's last `window` tokens."""
+    positions = torch.arange(group.num_blocks * layout.block_size)
+    is_old = positions < (lengths - window).unsqueeze(1)  # [n, num_blocks * block_size]
+    mask = torch.zeros(is_old.shape, dtype=dtype).masked_fill_(is_old, -torch.inf)[:, None, None, :]
+    return mask if group.mask is None else mask + group.mask
+
+
 def _decode(
-    query: torch.Tensor, kv_cache: torch.Tensor, layout: KVLayout, scale: float, group: DecodeGroup
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    layout: KVLayout,
+    scale: float,
+    group: DecodeGroup,
+    mask: torch.Tensor | None,
+    soft_cap: float,
 ) -> torch.Tensor:
     flat = torch.index_select(kv_cache.view(-1, layout.block_size * layout.head_dim), 0, group.tiles)
     if group.unfilled.numel():
@@ -127,11 +148,35 @@ def _decode(
     keys, values = flat.view(shape).to(query.dtype)
     # The query heads that share a KV head are the "queries" of one small attention: nothing is repeated for GQA.
     q = query.reshape(group.num_rows, layout.num_kv_heads, -1, layout.head_dim)
-    if query.dtype == torch.bfloat16 and group.num_rows * layout.num_kv_heads >= _MIN_PRODUCTS:
-        out = _batched_products(q, keys, values, group.mask, scale)
+    if soft_cap:
+        out = _capped(q, keys, values, mask, scale, soft_cap)
+    elif query.dtype == torch.bfloat16 and group.num_rows * layout.num_kv_heads >= _MIN_PRODUCTS:
+        out = _batched_products(q, keys, values, mask, scale)
     else:
-        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=group.mask, scale=scale)
+        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scale)
     return out.reshape(query.shape)
+
+
+def _capped(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    soft_cap: float,
+) -> torch.Tensor:
+    """Attention with capped scores, which PyTorch's own doesn't have: in float32, step by step.
+
+    Args:
+        query: `[n, heads, num, head_dim]`.
+        keys, values: `[n, heads, length, head_dim]`.
+        mask: what broadcasts to `[n, heads, num, length]`, 0 or -inf, or None.
+        scale, soft_cap: as in the reference; soft_cap > 0.
+    """
+    scores = query.float() @ keys.float().transpose(-1, -2)  # [n, heads, num, length]
+    scores = torch.tanh(scores.mul_(scale / soft_cap)).mul_(soft_cap)
+    weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
+    return (weights @ values.float()).to(query.dtype)
 
 
 def _batched_products(
@@ -191,11 +236,17 @@ def plan_prefill(
         tiles = tiles_of_blocks(layout, block_tables[seq, : layout.num_blocks_for(seq_len)]).reshape(-1)
         masks = []
         for first in range(0, end - start if num_cached else 0, _QUERY_TILE):
-            num = min(_QUERY_TILE, end - start - first)
-            visible = num_cached + first + num
-            masks.append(torch.full((num, visible), -torch.inf, dtype=dtype).triu_(num_cached + first + 1))
+            masks.append(_causal_mask(num_cached + first, min(_QUERY_TILE, end - start - first), 0, dtype))
         plan.append(PrefillSequence(start, end, seq_len, tiles, tuple(masks)))
     return plan
+
+
+def _causal_mask(num_before: int, num: int, window: int, dtype: torch.dtype) -> torch.Tensor:
+    """What `num` tokens see of the `num_before` before them and of themselves: `[num, num_before + num]`, 0 or -inf."""
+    mask = torch.full((num, num_before + num), -torch.inf, dtype=dtype)
+    is_old = mask.tril(num_before - window) if window else None
+    mask.triu_(num_before + 1)
+    return mask if is_old is None else torch.minimum(mask, is_old)
 
 
 def paged_prefill(
@@ -206,6 +257,9 @@ def paged_prefill(
     query_start_loc: torch.Tensor,
     scale: float,
     plan: list[PrefillSequence] | None = None,
+    *,
+    window: int = 0,
+    soft_cap: float = 0.0,
 ) -> torch.Tensor:
     """See `kernels.reference.attention.paged_prefill`; `plan` is what `plan_prefill` made of the same tables."""
     layout = layout_of(kv_cache)
@@ -217,6 +271,9 @@ def paged_prefill(
         kv = torch.index_select(tiles, 0, seq.tiles).view(2, 1, layout.num_kv_heads, -1, layout.head_dim)
         keys, values = kv[:, :, :, : seq.seq_len].to(query.dtype)  # [1, num_kv_heads, seq_len, head_dim]
         q = query[seq.start : seq.end].transpose(0, 1).unsqueeze(0)  # [1, num_heads, num_new, head_dim]
+        if window or soft_cap:
+            out[seq.start : seq.end] = _prefill_special(q, keys, values, scale, window, soft_cap)
+            continue
         first = 0
         for mask in seq.masks:
             num, visible = mask.shape
@@ -230,3 +287,26 @@ def paged_prefill(
             result = F.scaled_dot_product_attention(q, keys, values, is_causal=True, scale=scale, enable_gqa=True)
             out[seq.start : seq.end] = result[0].transpose(0, 1)
     return out
+
+
+def _prefill_special(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int, soft_cap: float
+) -> torch.Tensor:
+    """One sequence's prefill with a window or capped scores: `[num_new, num_heads, head_dim]`."""
+    num_new, length = query.shape[2], keys.shape[2]
+    grouped = query.view(1, keys.shape[1], -1, num_new, query.shape[3])  # [1, num_kv_heads, group, num_new, head_dim]
+    parts = []
+    for first in range(0, num_new, _QUERY_TILE):
+        num = min(_QUERY_TILE, num_new - first)
+        end = length - num_new + first + num
+        begin = max(0, end - num - window + 1) if window else 0  # what no token of this tile sees is left out
+        mask = _causal_mask(end - num, num, window, query.dtype)[:, begin:]
+        q = grouped[0, :, :, first : first + num]  # [num_kv_heads, group, num, head_dim]
+        k, v = keys[0, :, None, begin:end], values[0, :, None, begin:end]  # [num_kv_heads, 1, end - begin, head_dim]
+        if soft_cap:
+            result = _capped(q, k, v, mask, scale, soft_cap)
+        else:
+            k, v = k.expand(-1, q.shape[1], -1, -1), v.expand(-1, q.shape[1], -1, -1)
+            result = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+        parts.append(result.flatten(0, 1).transpose(0, 1))  # [num, num_heads, head_dim]
+    return torch.cat(parts)

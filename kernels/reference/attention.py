@@ -51,6 +51,9 @@ def paged_decode(
     seq_lens: torch.Tensor,
     scale: float,
     plan: None = None,
+    *,
+    window: int = 0,
+    soft_cap: float = 0.0,
 ) -> torch.Tensor:
     """Attention of one new token per sequence over all its tokens (its own KV is already in the cache).
 
@@ -60,12 +63,14 @@ def paged_decode(
         block_tables: `[num_seqs, max_blocks]`; entries past a sequence's last block are never read.
         seq_lens: `[num_seqs]`, tokens of each sequence, >= 1.
         scale: factor of the dot products.
+        window: tokens that a token sees, itself included, the last ones; 0 = all.
+        soft_cap: s > 0: a score x counts as `s * tanh(x / s)` (Gemma 2); 0 = as it is.
 
     Returns:
         `[num_seqs, num_heads, head_dim]`, query's dtype.
     """
     starts = torch.arange(query.shape[0] + 1)
-    return paged_prefill(query, kv_cache, block_tables, seq_lens, starts, scale)
+    return paged_prefill(query, kv_cache, block_tables, seq_lens, starts, scale, window=window, soft_cap=soft_cap)
 
 
 def paged_prefill(
@@ -76,6 +81,9 @@ def paged_prefill(
     query_start_loc: torch.Tensor,
     scale: float,
     plan: None = None,
+    *,
+    window: int = 0,
+    soft_cap: float = 0.0,
 ) -> torch.Tensor:
     """Causal attention of the last tokens of each sequence over all its tokens (their KV is already in the cache).
 
@@ -83,7 +91,7 @@ def paged_prefill(
 
     Args:
         query: `[num_tokens, num_heads, head_dim]`.
-        kv_cache, block_tables, seq_lens, scale: as in `paged_decode`.
+        kv_cache, block_tables, seq_lens, scale, window, soft_cap: as in `paged_decode`.
         query_start_loc: `[num_seqs + 1]`.
 
     Returns:
@@ -97,10 +105,13 @@ def paged_prefill(
         keys, values = _read(kv_cache, layout, block_tables[seq].tolist(), seq_len)  # [seq_len, num_kv_heads, head_dim]
         num_new = starts[seq + 1] - starts[seq]
         for new in range(num_new):
-            token, visible = starts[seq] + new, seq_len - num_new + new + 1
+            token, end = starts[seq] + new, seq_len - num_new + new + 1
+            visible = slice(max(0, end - window) if window else 0, end)
             for head in range(query.shape[1]):
-                k, v = keys[:visible, head // group], values[:visible, head // group]  # [visible, head_dim]
-                weights = torch.softmax((k @ query[token, head].float()) * scale, dim=0)  # [visible]
+                k, v = keys[visible, head // group], values[visible, head // group]  # [visible, head_dim]
+                scores = (k @ query[token, head].float()) * scale  # [visible]
+                scores = soft_cap * torch.tanh(scores / soft_cap) if soft_cap else scores
+                weights = torch.softmax(scores, dim=0)
                 out[token, head] = (weights @ v).to(query.dtype)
     return out
 
@@ -108,7 +119,7 @@ def paged_prefill(
 def _read(
     kv_cache: torch.Tensor, layout: KVLayout, block_table: list[int], seq_len: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    keys = torch.empty(seq_len, layout.num_kv_heads, layout.head_dim)
+    keys = torch.empty(seq_len, layout.num_kv_heads, layout.head_dim, device=kv_cache.device)
     values = torch.empty_like(keys)
     for position in range(seq_len):
         block, offset = block_table[position // layout.block_size], position % layout.block_size
