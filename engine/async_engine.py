@@ -118,6 +118,7 @@ class AsyncEngine:
         self._idle = asyncio.Event()
         self._idle.set()
         self._dead_reason: str | None = None
+        self._is_buried = False  # everyone was told that it is dead
         self._step_started_at: float | None = None  # written by the engine thread, read by anyone
         self._steps_wanted = 0  # engine thread only: single steps still to run while paused
         self._step_waiters: list[asyncio.Future[Any]] = []  # engine thread only
@@ -396,6 +397,20 @@ class AsyncEngine:
     # ---- back on the loop --------------------------------------------------------------------------------------
 
     def _deliver(self, publication: _Publication) -> None:
+        if self._is_buried:
+            return
+        try:
+            self._take(publication)
+        except Exception as error:  # never a silent loss: everyone who waits is told
+            logger.exception("what the engine did could not be taken in")
+            self._dead_reason = f"{type(error).__name__}: {error}"
+            self._inbox.put(None)
+            self._deliver_death(self._dead_reason)
+            for future, _, _ in publication.answers:
+                if not future.done():
+                    future.set_exception(EngineDeadError(f"the engine is dead: {self._dead_reason}"))
+
+    def _take(self, publication: _Publication) -> None:
         records = [result.record for result in publication.results]
         for record in records:
             self.state.apply(record)
@@ -445,6 +460,9 @@ class AsyncEngine:
         self._stats[sequence.seq_id] = sequence.stats(record)
 
     def _deliver_death(self, reason: str) -> None:
+        if self._is_buried:
+            return
+        self._is_buried = True
         error = EngineDeadError(f"the engine is dead: {reason}")
         record = CommandRecord(
             self.state.seq + 1, self.state.step, self.now(), "dead", Changes(), detail=reason,

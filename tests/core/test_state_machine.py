@@ -1,13 +1,27 @@
-"""Any order of adds, steps, aborts, timeouts and limit changes keeps every invariant, and loses no request."""
+"""Any order of adds, steps, aborts, timeouts and limit changes keeps every invariant, and loses no request.
+
+The run goes on until the engine has made NUM_STEPS steps, each followed by all checks. A long one:
+`STATE_MACHINE_STEPS=1000000 pytest tests/core/test_state_machine.py`.
+"""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from engine.core.stats import Fold
 from engine.engine import Request, StepResult
@@ -16,6 +30,7 @@ from engine.sampling_params import SamplingParams
 from tests.helpers.engines import FakeClock, make_engine
 from tests.helpers.fake_runner import expected_tokens
 
+NUM_STEPS = int(os.environ.get("STATE_MACHINE_STEPS", "10000"))
 NUM_BLOCKS = 24
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 80
@@ -24,6 +39,8 @@ HEADS = ([7] * 9, [7] * 8 + [8] * 5, [9] * 30)  # prompts share heads, so that b
 
 class EngineMachine(RuleBasedStateMachine):
     """The engine on the fake runner, which checks every batch and reads all KV back before it samples."""
+
+    seen: Counter[str] = Counter()  # of all examples: steps, and what happened in them
 
     @initialize(caching=st.booleans(), policy=st.sampled_from(["fcfs", "priority"]), budget=st.integers(1, 40))
     def start(self, caching: bool, policy: str, budget: int) -> None:
@@ -42,6 +59,10 @@ class EngineMachine(RuleBasedStateMachine):
         if result is None:
             return
         self.fold.apply(result.record)
+        changes = result.record.changes
+        self.seen.update(event.kind for event in changes.blocks)
+        self.seen.update(finished.reason for finished in changes.finished)
+        self.seen.update(preempted=len(changes.preempted), forked=len(changes.forked))
         for delta in result.deltas:
             key = (delta.request_id, delta.index)
             assert key not in self.ends, f"{key} got news after its end"
@@ -76,6 +97,7 @@ class EngineMachine(RuleBasedStateMachine):
                 before = len(self.ends), self.computed(), self.fold.counters.num_preemptions
                 self.take(self.engine.step())
                 after = len(self.ends), self.computed(), self.fold.counters.num_preemptions
+                self.seen["steps"] += 1
                 assert after != before, "a step with work made no progress"
                 self.check()
 
@@ -155,5 +177,18 @@ class EngineMachine(RuleBasedStateMachine):
             assert len(ends) == request.sampling_params.n, f"{request_id}: every sequence ends exactly once"
 
 
-EngineMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
-TestEngineMachine = EngineMachine.TestCase
+@pytest.fixture
+def seen() -> Iterator[Counter[str]]:
+    """What the machines of this test have seen so far."""
+    EngineMachine.seen.clear()
+    yield EngineMachine.seen
+    EngineMachine.seen.clear()
+
+
+def test_no_order_of_events_breaks_an_invariant(seen: Counter[str]) -> None:
+    while seen["steps"] < NUM_STEPS:
+        run_state_machine_as_test(EngineMachine, settings=settings(max_examples=50, stateful_step_count=40))
+    print(f"seen: {dict(seen)}")
+    # What the checks are about did happen.
+    for kind in ("preempted", "forked", "hit", "share", "copy", "evict", "timeout", "abort", "length", "error"):
+        assert seen[kind], f"no {kind} in {seen['steps']} steps"

@@ -10,6 +10,7 @@ import pytest
 
 from engine.async_engine import AsyncEngine, RequestStream
 from engine.core.batch import Batch
+from engine.core.events import Record
 from engine.core.stats import fold
 from engine.errors import EngineDeadError, EngineDrainingError, NotPausedError, QueueFullError, StaleLimitsError
 from tests.helpers.engines import make_async_engine, make_request
@@ -154,6 +155,30 @@ def test_a_step_that_fails_fails_every_open_request_and_says_why() -> None:
             await engine.abort("a")
 
     run(test, before_step=explode)
+
+
+def test_a_record_that_the_fold_rejects_fails_every_open_request_and_says_why() -> None:
+    """What can't be taken in must not be lost in silence, with everyone waiting for ever."""
+
+    async def test(engine: AsyncEngine) -> None:
+        await engine.pause("until both are in")
+        streams = [await engine.submit(make_request(name, max_tokens=50)) for name in "ab"]
+
+        def reject(record: Record, take: Callable[[Record], None] = engine.state.apply) -> None:
+            if record.step == 2:
+                raise KeyError("block 7")
+            take(record)
+
+        engine.state.apply = reject  # type: ignore[method-assign]
+        await engine.resume()
+        for stream in streams:
+            with pytest.raises(EngineDeadError, match="KeyError: 'block 7'"):
+                await read(stream)
+        engine.state.apply = type(engine.state).apply.__get__(engine.state)  # type: ignore[method-assign]
+        with pytest.raises(EngineDeadError):
+            await engine.submit(make_request("c"))
+
+    run(test)
 
 
 def test_commands_in_the_inbox_of_a_dying_engine_are_answered() -> None:
