@@ -1,14 +1,16 @@
 """Any order of adds, steps, aborts, timeouts and limit changes keeps every invariant, and loses no request.
 
 The run goes on until the engine has made NUM_STEPS steps, each followed by all checks. A long one:
-`STATE_MACHINE_STEPS=1000000 pytest tests/core/test_state_machine.py`.
+`STATE_MACHINE_STEPS=1000000 pytest --log-cli-level=info tests/core/test_state_machine.py`.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterator
+from typing import ClassVar
 from dataclasses import replace
 
 import pytest
@@ -40,7 +42,7 @@ HEADS = ([7] * 9, [7] * 8 + [8] * 5, [9] * 30)  # prompts share heads, so that b
 class EngineMachine(RuleBasedStateMachine):
     """The engine on the fake runner, which checks every batch and reads all KV back before it samples."""
 
-    seen: Counter[str] = Counter()  # of all examples: steps, and what happened in them
+    seen: ClassVar[Counter[str]] = Counter()  # of all examples: steps, and what happened in them
 
     @initialize(caching=st.booleans(), policy=st.sampled_from(["fcfs", "priority"]), budget=st.integers(1, 40))
     def start(self, caching: bool, policy: str, budget: int) -> None:
@@ -188,7 +190,7 @@ def seen() -> Iterator[Counter[str]]:
 def test_no_order_of_events_breaks_an_invariant(seen: Counter[str]) -> None:
     while seen["steps"] < NUM_STEPS:
         run_state_machine_as_test(EngineMachine, settings=settings(max_examples=50, stateful_step_count=40))
-    print(f"seen: {dict(seen)}")
+    logging.getLogger(__name__).info("seen: %s", dict(seen))
     # What the checks are about did happen.
     for kind in ("preempted", "forked", "hit", "share", "copy", "evict", "timeout", "abort", "length", "error"):
         assert seen[kind], f"no {kind} in {seen['steps']} steps"
