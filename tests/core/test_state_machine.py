@@ -10,8 +10,8 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterator
-from typing import ClassVar
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 from hypothesis import settings
