@@ -106,7 +106,7 @@ class AsyncEngine:
         self.trace = TraceRing(max_records)
         self.is_ready = False
         self._engine = engine
-        self._stuck_after_s = stuck_after_s
+        self.stuck_after_s = stuck_after_s
         self._inbox: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._streams: dict[str, RequestStream] = {}
         self._num_open: dict[str, int] = {}
@@ -169,8 +169,14 @@ class AsyncEngine:
     @property
     def is_stuck(self) -> bool:
         """Whether the present step has been running for longer than the limit."""
+        return self.stuck_for_s is not None
+
+    @property
+    def stuck_for_s(self) -> float | None:
+        """How long the present step has been running, once that is longer than `stuck_after_s`."""
         started_at = self._step_started_at
-        return started_at is not None and self.now() - started_at > self._stuck_after_s
+        running_s = 0.0 if started_at is None else self.now() - started_at
+        return running_s if running_s > self.stuck_after_s else None
 
     def now(self) -> float:
         """The engine's monotonic clock, in seconds: the one in records and rows."""

@@ -211,7 +211,7 @@ def test_a_stuck_step_is_told_and_recovers() -> None:
         go_on.wait(20)
 
     async def test(engine: AsyncEngine) -> None:
-        engine._stuck_after_s = 0.0
+        engine.stuck_after_s = 0.0
         assert not engine.is_stuck
         stream = await engine.submit(make_request("a"))
         await asyncio.to_thread(in_step.wait, 20)
