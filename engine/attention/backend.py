@@ -13,6 +13,7 @@ import torch
 
 from engine.attention.metadata import AttentionMetadata
 from engine.errors import StartupError
+from engine.models.decoder import HeadNorms
 from kernels.layout import layout_of
 from kernels.registry import KernelError, select
 
@@ -27,17 +28,24 @@ BACKENDS = {
 class AttentionBackend:
     """Paged attention over one KV pool with the kernels of one implementation."""
 
-    def __init__(self, name: str, device: str, kv_pool: torch.Tensor, scale: float) -> None:
-        """Args: name, one of BACKENDS; device, kind; kv_pool `[num_layers, *cache shape]`; scale of the products.
+    def __init__(
+        self, name: str, device: str, kv_pool: torch.Tensor, scale: float, windows: tuple[int, ...] = ()
+    ) -> None:
+        """Args: name, one of BACKENDS; device, kind; kv_pool `[num_layers, *cache shape]`; scale of the products;
+        windows, tokens that each layer's positions see, 0 = all, () = all in each.
 
         Raises:
             StartupError: that implementation can't run here.
         """
         self.name = name
+        self._windows = windows or (0,) * kv_pool.shape[0]
         self._layers = list(kv_pool.unbind(0))
         self._layout = layout_of(self._layers[0])
         self._scale = scale
         try:
+            self._rms_norm: Callable[..., torch.Tensor] = select("rms_norm", device, name).load()
+            self._rope: Callable[..., None] = select("rope", device, name).load()
+            self._rope_and_write: Callable[..., None] = select("rope_and_write_kv", device, name).load()
             self._write: Callable[..., None] = select("write_kv", device, name).load()
             self._decode: Callable[..., torch.Tensor] = select("paged_decode", device, name).load()
             self._prefill: Callable[..., torch.Tensor] = select("paged_prefill", device, name).load()
@@ -46,6 +54,24 @@ class AttentionBackend:
             self._plan_prefill: Callable[..., Any] = select("plan_prefill", device, name).load()
         except KernelError as error:
             raise StartupError(f"--attention-backend {name}: {error}") from error
+
+    def store(
+        self, layer: int, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, norms: HeadNorms | None,
+        slot_mapping: torch.Tensor, write_plan: Any,
+    ) -> None:  # fmt: skip
+        """Norm and rotate queries in place and keys, and store keys and values; see `Attention.attend`."""
+        cache, num_kv_heads = self._layers[layer], self._layout.num_kv_heads
+        num_heads = heads.shape[1] - 2 * num_kv_heads
+        if self.name == "triton":  # one kernel does all of it, and needs no plan
+            weights = {} if norms is None else {"q_norm": norms.query, "k_norm": norms.key, "eps": norms.eps}
+            self._rope_and_write(heads, cos, sin, cache, slot_mapping, num_heads, num_kv_heads, **weights)
+            return
+        if norms is not None:
+            queries, keys = heads[:, :num_heads], heads[:, num_heads : num_heads + num_kv_heads]
+            queries.copy_(self._rms_norm(queries, norms.query, norms.eps))
+            keys.copy_(self._rms_norm(keys, norms.key, norms.eps))
+        self._rope(heads[:, : num_heads + num_kv_heads], cos, sin)
+        self._write(cache, heads[:, num_heads:], slot_mapping, write_plan)
 
     def begin(self, metadata: AttentionMetadata, dtype: torch.dtype) -> StepAttention:
         """The attention of one step, for queries of `dtype`."""
@@ -72,23 +98,27 @@ class StepAttention:
                 layout, self._prefill_tables, self._prefill_lens, self._prefill_starts, dtype
             )
 
-    def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self, layer: int, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, norms: HeadNorms | None
+    ) -> torch.Tensor:
         """See `engine.models.decoder.Attention`."""
         backend, n = self._backend, self._metadata.num_decodes
-        cache = backend._layers[layer]
-        backend._write(cache, key_value, self._metadata.slot_mapping, self._write_plan)
+        cache, window = backend._layers[layer], backend._windows[layer]
+        backend.store(layer, heads, cos, sin, norms, self._metadata.slot_mapping, self._write_plan)
+        query = heads[:, : heads.shape[1] - 2 * backend._layout.num_kv_heads]
         parts = []
         if n:
             parts.append(
                 backend._decode(
-                    query[:n], cache, self._decode_tables, self._decode_lens, backend._scale, self._decode_plan
+                    query[:n], cache, self._decode_tables, self._decode_lens, backend._scale, self._decode_plan,
+                    window=window,
                 )
-            )
+            )  # fmt: skip
         if self._has_prefills:
             parts.append(
                 backend._prefill(
                     query[n:], cache, self._prefill_tables, self._prefill_lens, self._prefill_starts,
-                    backend._scale, self._prefill_plan,
+                    backend._scale, self._prefill_plan, window=window,
                 )
             )  # fmt: skip
         return parts[0] if len(parts) == 1 else torch.cat(parts)

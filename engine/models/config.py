@@ -21,6 +21,19 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class Traits:
+    """What a family's layers have beyond Llama's."""
+
+    has_qk_norm: bool = False  # an RMS norm over each query head and each key head, before the rotation
+    has_qkv_bias: bool = False  # the projections to queries, keys and values always have biases
+    has_window: bool = False  # a config's sliding_window counts
+    has_window_switch: bool = False  # but only where use_sliding_window is set
+
+
+LLAMA_TRAITS = Traits()
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Shape of a decoder-only transformer; sizes are in elements."""
 
@@ -37,12 +50,13 @@ class ModelConfig:
     rope_theta: float
     rope_scaling: RopeScaling | None
     tie_word_embeddings: bool
-    sliding_window: int | None = None  # tokens a position sees; up to that length it makes no difference
+    windows: tuple[int, ...] = ()  # per layer: tokens a position sees, itself included; 0 = all. () = all, everywhere
+    traits: Traits = LLAMA_TRAITS
 
     @property
-    def max_exact_len(self) -> int:
-        """Longest sequence that is computed exactly: this engine has no sliding-window attention."""
-        return min(self.max_position_embeddings, self.sliding_window or self.max_position_embeddings)
+    def smallest_window(self) -> int | None:
+        """The smallest sliding window of any layer: up to that length windows make no difference. None = no window."""
+        return min((window for window in self.windows if window), default=None)
 
     def check(self) -> None:
         """Check that the sizes fit together.
@@ -56,8 +70,13 @@ class ModelConfig:
             raise StartupError(f"head_dim {self.head_dim} is odd: rotary embedding pairs dimensions")
 
 
-def config_from_hf(values: Mapping[str, Any], architecture: str) -> ModelConfig:
-    """The shape in a `config.json` of the Llama family.
+def config_from_hf(values: Mapping[str, Any], architecture: str, traits: Traits = LLAMA_TRAITS) -> ModelConfig:
+    """The shape in a `config.json`.
+
+    Args:
+        values: of the file.
+        architecture: Hugging Face's class, one of `engine.models.registry`.
+        traits: of its family.
 
     Raises:
         StartupError: a field is missing, or asks for something that this decoder doesn't compute.
@@ -82,12 +101,31 @@ def config_from_hf(values: Mapping[str, Any], architecture: str) -> ModelConfig:
             rope_theta=_hf_rope_theta(values),
             rope_scaling=_hf_rope_scaling(values),
             tie_word_embeddings=bool(values.get("tie_word_embeddings", False)),
-            sliding_window=values.get("sliding_window"),
+            windows=_hf_windows(values, traits),
+            traits=traits,
         )
     except KeyError as error:
         raise StartupError(f"config.json has no {error}") from error
     config.check()
     return config
+
+
+def _hf_windows(values: Mapping[str, Any], traits: Traits) -> tuple[int, ...]:
+    window = values.get("sliding_window")
+    is_on = traits.has_window and (not traits.has_window_switch or values.get("use_sliding_window", False))
+    if not window or not is_on:
+        return ()
+    num_layers = int(values["num_hidden_layers"])
+    kinds = values.get("layer_types")
+    if kinds is None and traits.has_window_switch:  # before layers were listed: those from max_window_layers on
+        first = int(values.get("max_window_layers", 28))
+        kinds = ["full_attention"] * min(first, num_layers) + ["sliding_attention"] * max(0, num_layers - first)
+    kinds = kinds or ["sliding_attention"] * num_layers
+    unknown = set(kinds) - {"full_attention", "sliding_attention"}
+    if unknown or len(kinds) != num_layers:
+        raise StartupError(f"layer_types of {len(kinds)} layers with {', '.join(sorted(set(kinds)))} is not supported")
+    windows = tuple(int(window) if kind == "sliding_attention" else 0 for kind in kinds)
+    return windows if any(windows) else ()
 
 
 def _refuse_other(name: str, value: object, supported: object) -> None:
@@ -125,15 +163,21 @@ def _hf_rope_scaling(values: Mapping[str, Any]) -> RopeScaling | None:
 
 
 def config_from_gguf(
-    metadata: Mapping[str, Any], architecture: str, vocab_size: int, *, tie_word_embeddings: bool
+    metadata: Mapping[str, Any],
+    architecture: str,
+    vocab_size: int,
+    *,
+    tie_word_embeddings: bool,
+    traits: Traits = LLAMA_TRAITS,
 ) -> ModelConfig:
-    """The shape in GGUF metadata of architecture "llama".
+    """The shape in GGUF metadata.
 
     Args:
         metadata: of the file.
         architecture: the Hugging Face class that it stands for.
         vocab_size: rows of the embedding (the metadata doesn't always say).
         tie_word_embeddings: whether the file has no output matrix of its own.
+        traits: of its family.
 
     Raises:
         StartupError: a field is missing, or asks for something that this decoder doesn't compute.
@@ -158,12 +202,13 @@ def config_from_gguf(
     scaling_kind = field("rope.scaling.type", "none")
     if scaling_kind not in ("none", "linear"):
         raise StartupError(f"rope scaling {scaling_kind!r} is not supported (none and linear are)")
+    num_layers, window = int(field("block_count")), int(field("attention.sliding_window", 0))
     config = ModelConfig(
         architecture=architecture,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=int(field("feed_forward_length")),
-        num_layers=int(field("block_count")),
+        num_layers=num_layers,
         num_heads=int(num_heads),
         num_kv_heads=int(num_kv_heads),
         head_dim=head_dim,
@@ -172,7 +217,8 @@ def config_from_gguf(
         rope_theta=float(field("rope.freq_base", 10_000.0)),
         rope_scaling=RopeScaling("linear", float(field("rope.scaling.factor"))) if scaling_kind == "linear" else None,
         tie_word_embeddings=tie_word_embeddings,
-        sliding_window=metadata.get(f"{prefix}.attention.sliding_window"),
+        windows=(window,) * num_layers if window else (),
+        traits=traits,
     )
     config.check()
     return config

@@ -19,12 +19,32 @@ from engine.models.layers.rotary import RotaryTable, inverse_frequencies
 from kernels.registry import select
 
 
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """Weights of the RMS norms over each query head and each key head, `[head_dim]`."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    eps: float
+
+
 class Attention(Protocol):
     """Attention of one step: knows the block tables and the cache."""
 
-    def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
-        """Store `key_value` `[num_tokens, 2 * num_kv_heads, head_dim]` and attend with `query`
-        `[num_tokens, num_heads, head_dim]`; returns the query's shape."""
+    def attend(
+        self, layer: int, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, norms: HeadNorms | None
+    ) -> torch.Tensor:
+        """Norm and rotate queries and keys, store keys and values, and attend.
+
+        Args:
+            layer: index.
+            heads: `[num_tokens, num_heads + 2 * num_kv_heads, head_dim]`, queries, keys, values; changed.
+            cos, sin: `[num_tokens, head_dim]`, see `engine.models.layers.rotary`.
+            norms: None = there are none.
+
+        Returns:
+            `[num_tokens, num_heads, head_dim]`.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +57,7 @@ class LayerWeights:
     post_attention_norm: torch.Tensor  # [hidden_size]
     gate_up: Linear  # hidden_size -> 2 * intermediate_size
     down: Linear  # intermediate_size -> hidden_size
+    head_norms: HeadNorms | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +75,7 @@ class DecoderWeights:
         found = [self.embedding, self.norm, self.head.weight]
         for layer in self.layers:
             found += [layer.input_norm, layer.post_attention_norm]
+            found += [] if layer.head_norms is None else [layer.head_norms.query, layer.head_norms.key]
             for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
                 found += [linear.weight] if linear.bias is None else [linear.weight, linear.bias]
         return list({id(tensor): tensor for tensor in found}.values())
@@ -68,16 +90,17 @@ class Decoder:
     """Token ids to hidden states to logits."""
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights, max_len: int, *, kernels: str = "auto") -> None:
-        """Args: config, weights; max_len, longest sequence; kernels, whose implementation of norm, rope and gate."""
+        """Args: config, weights; max_len, longest sequence; kernels, whose implementation of norm and gate."""
         self.config = config
         self.weights = weights
+        device = weights.embedding.device
         frequencies = inverse_frequencies(
             config.head_dim, config.rope_theta, config.rope_scaling, weights.rope_divisors
         )
-        self._rotary = RotaryTable(frequencies, max_len)
-        self._rms_norm: Callable[..., torch.Tensor] = select("rms_norm", requested=kernels).load()
-        self._rope: Callable[..., None] = select("rope", requested=kernels).load()
-        self._silu_and_mul: Callable[..., torch.Tensor] = select("silu_and_mul", requested=kernels).load()
+        self._rotary = RotaryTable(frequencies, max_len, device)
+        self._rms_norm: Callable[..., torch.Tensor] = select("rms_norm", device.type, kernels).load()
+        self._add_rms_norm: Callable[..., torch.Tensor] = select("add_rms_norm", device.type, kernels).load()
+        self._silu_and_mul: Callable[..., torch.Tensor] = select("silu_and_mul", device.type, kernels).load()
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
         """Hidden states before the last norm.
@@ -91,18 +114,21 @@ class Decoder:
             `[num_tokens, hidden_size]`.
         """
         config, eps = self.config, self.config.rms_norm_eps
-        num_rotated = config.num_heads + config.num_kv_heads
         cos, sin = self._rotary.at(positions)
         hidden = F.embedding(token_ids, self.weights.embedding)
+        x: torch.Tensor | None = None  # what is to be added to the residual stream
         for index, layer in enumerate(self.weights.layers):
-            x = self._rms_norm(hidden, layer.input_norm, eps)
-            qkv = layer.qkv(x).view(x.shape[0], -1, config.head_dim)  # [num_tokens, num_heads + 2 * num_kv_heads, .]
-            self._rope(qkv[:, :num_rotated], cos, sin)
-            attended = attention.attend(index, qkv[:, : config.num_heads], qkv[:, config.num_heads :])
-            hidden += layer.output(attended.reshape(x.shape[0], -1))
-            x = self._rms_norm(hidden, layer.post_attention_norm, eps)
-            hidden += layer.down(self._silu_and_mul(layer.gate_up(x)))
-        return hidden
+            if x is None:
+                x = self._rms_norm(hidden, layer.input_norm, eps)
+            else:
+                x = self._add_rms_norm(x, hidden, layer.input_norm, eps)
+            heads = layer.qkv(x).view(x.shape[0], -1, config.head_dim)  # [num_tokens, num_heads + 2 * num_kv_heads, .]
+            attended = attention.attend(index, heads, cos, sin, layer.head_norms)
+            x = self._add_rms_norm(
+                layer.output(attended.reshape(x.shape[0], -1)), hidden, layer.post_attention_norm, eps
+            )
+            x = layer.down(self._silu_and_mul(layer.gate_up(x)))
+        return hidden if x is None else hidden.add_(x)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[n, vocab_size]`, float32, of hidden states `[n, hidden_size]`."""

@@ -23,7 +23,7 @@ from kernels.cpu.native_library import why_not
 
 
 def why_not_native(
-    config: ModelConfig, tensor_names: Collection[str], dtype: torch.dtype, kv_dtype: torch.dtype
+    config: ModelConfig, tensor_names: Collection[str], dtype: torch.dtype, kv_dtype: torch.dtype, max_len: int
 ) -> str | None:
     """Why the native walk can't compute a model here; None = it can.
 
@@ -32,6 +32,7 @@ def why_not_native(
         tensor_names: Hugging Face's names of its checkpoint's tensors.
         dtype: of weights and activations.
         kv_dtype: of the KV cache.
+        max_len: longest sequence to be served, tokens.
     """
     if dtype not in DTYPES:
         return f"it computes in bfloat16 or float32, not in {_name(dtype)}"
@@ -39,8 +40,15 @@ def why_not_native(
         return f"it keeps the KV cache in the weights' {_name(dtype)}, not in {_name(kv_dtype)}"
     if config.head_dim > MAX_HEAD_DIM:
         return f"its heads have at most {MAX_HEAD_DIM} dimensions, these have {config.head_dim}"
+    if config.traits.has_qk_norm:
+        return "it has no norm of query and key heads"
     if any(name.endswith(".bias") for name in tensor_names):
         return "it has no products with biases"
+    if config.smallest_window is not None and max_len > config.smallest_window:
+        return (
+            f"it has no sliding window, and this model's is {config.smallest_window} tokens "
+            f"(--max-model-len {config.smallest_window} is within it)"
+        )
     return why_not()
 
 

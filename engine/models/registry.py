@@ -5,8 +5,10 @@ from __future__ import annotations
 from engine.errors import StartupError
 from engine.models.family import Family
 from engine.models.llama import LLAMA, MISTRAL
+from engine.models.qwen2 import QWEN2
+from engine.models.qwen3 import QWEN3
 
-FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL)
+FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, QWEN3)
 
 
 def family_of_hf(architectures: object) -> Family:

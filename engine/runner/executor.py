@@ -49,7 +49,8 @@ def load_runner(config: EngineConfig) -> ModelRunner:
     model = loaded.config
     dtype, dtype_reason = choose_dtype(config.dtype)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else _named_dtype("--kv-cache-dtype", config.kv_cache_dtype)
-    obstacle = why_not_native(model, loaded.source.names(), dtype, kv_dtype)
+    max_len = model.max_position_embeddings if config.max_model_len is None else config.max_model_len
+    obstacle = why_not_native(model, loaded.source.names(), dtype, kv_dtype, max_len)
     backend_name, backend_reason = choose_backend(config.attention_backend, device, obstacle)
     # float32 stays on the plain path, whose results the tests hold against transformers'.
     is_native, is_bfloat16 = backend_name == "native", dtype == torch.bfloat16
@@ -58,15 +59,10 @@ def load_runner(config: EngineConfig) -> ModelRunner:
     )
     layout = KVLayout(model.num_kv_heads, config.block_size, model.head_dim)
     bytes_per_block = layout.bytes_per_block(model.num_layers, kv_dtype)
-    if model.max_exact_len < model.max_position_embeddings:
-        logger.warning(
-            "the model sees %d of its %d tokens at a time (sliding window); it is served up to that length, "
-            "where its attention is exact", model.max_exact_len, model.max_position_embeddings,
-        )  # fmt: skip
     plan = plan_kv(
         bytes_per_block=bytes_per_block,
         block_size=config.block_size,
-        model_max_len=model.max_exact_len,
+        model_max_len=model.max_position_embeddings,
         max_model_len=config.max_model_len,
         kv_cache_memory_bytes=config.kv_cache_memory_bytes,
         num_kv_blocks=config.num_kv_blocks,
@@ -134,7 +130,7 @@ def _torch_forward(
     backend: str, device: str, model: ModelConfig, weights: DecoderWeights, max_len: int, kv_pool: torch.Tensor
 ) -> TorchForward:
     decoder = Decoder(model, weights, max_len, kernels=_kernels_of(backend))
-    return TorchForward(decoder, AttentionBackend(backend, device, kv_pool, model.head_dim**-0.5))
+    return TorchForward(decoder, AttentionBackend(backend, device, kv_pool, model.head_dim**-0.5, model.windows))
 
 
 def _kernels_of(backend: str) -> str:

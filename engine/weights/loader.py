@@ -15,7 +15,7 @@ import torch
 
 from engine.errors import StartupError
 from engine.models.config import ModelConfig, config_from_gguf, config_from_hf
-from engine.models.decoder import DecoderWeights, LayerWeights
+from engine.models.decoder import DecoderWeights, HeadNorms, LayerWeights
 from engine.models.family import Family
 from engine.models.layers.linear import Linear
 from engine.models.registry import family_of_gguf, family_of_hf
@@ -126,13 +126,14 @@ def open_checkpoint(checkpoint: Checkpoint) -> LoadedCheckpoint:
             family.architecture,
             file.shape("token_embd.weight")[0],
             tie_word_embeddings="output.weight" not in names,
+            traits=family.traits,
         )
         return LoadedCheckpoint(config, GgufWeights(file, family), None)
     values = read_json(checkpoint.path / "config.json")
     family = family_of_hf(values.get("architectures"))
     stored = getattr(torch, str(values.get("dtype") or values.get("torch_dtype")), None)
     return LoadedCheckpoint(
-        config_from_hf(values, family.architecture),
+        config_from_hf(values, family.architecture, family.traits),
         SafetensorsFiles(checkpoint.path),
         stored if isinstance(stored, torch.dtype) else None,
     )
@@ -143,15 +144,17 @@ def load_weights(
     config: ModelConfig,
     dtype: torch.dtype,
     *,
+    device: str = "cpu",
     is_packed: bool = False,
     keep_stored: bool = False,
 ) -> DecoderWeights:
-    """Load every weight as `dtype`.
+    """Load every weight as `dtype`, one after the other.
 
     Args:
         source: of the tensors.
         config: of the model.
         dtype: of the weights.
+        device: where to.
         is_packed: put those of products into the layout that PyTorch computes fastest with here.
         keep_stored: also keep matrices of few bits as they are stored, see `Linear.stored`.
 
@@ -167,12 +170,12 @@ def load_weights(
         tensor = source.load(name)
         if tuple(tensor.shape) != shape:
             raise StartupError(f"tensor {name} is {tuple(tensor.shape)}, the config says {shape}")
-        return tensor.to(dtype)
+        return tensor.to(device, dtype)
 
-    def fused(names: list[tuple[str, int]], in_features: int) -> Linear:
+    def fused(names: list[tuple[str, int]], in_features: int, *, must_have_bias: bool = False) -> Linear:
         weight = torch.cat([take(f"{name}.weight", rows, in_features) for name, rows in names])
         bias = None
-        if f"{names[0][0]}.bias" in unused:
+        if must_have_bias or f"{names[0][0]}.bias" in unused:
             bias = torch.cat([take(f"{name}.bias", rows) for name, rows in names])
         linear = Linear(weight, bias, stored([f"{name}.weight" for name, _ in names]))
         return linear.packed() if is_packed else linear
@@ -192,14 +195,20 @@ def load_weights(
             qkv=fused(
                 [(f"{attention}.q_proj", q_rows), (f"{attention}.k_proj", kv_rows), (f"{attention}.v_proj", kv_rows)],
                 hidden,
+                must_have_bias=traits.has_qkv_bias,
             ),
             output=fused([(f"{attention}.o_proj", hidden)], q_rows),
             post_attention_norm=take(f"{prefix}.post_attention_layernorm.weight", hidden),
             gate_up=fused([(f"{mlp}.gate_proj", inner), (f"{mlp}.up_proj", inner)], hidden),
             down=fused([(f"{mlp}.down_proj", hidden)], inner),
+            head_norms=head_norms(attention) if traits.has_qk_norm else None,
         )
 
-    hidden, inner = config.hidden_size, config.intermediate_size
+    def head_norms(attention: str) -> HeadNorms:
+        query, key = (take(f"{attention}.{name}_norm.weight", config.head_dim) for name in "qk")
+        return HeadNorms(query, key, config.rms_norm_eps)
+
+    hidden, inner, traits = config.hidden_size, config.intermediate_size, config.traits
     q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     embedding = take("model.embed_tokens.weight", config.vocab_size, hidden)
     if config.tie_word_embeddings:
@@ -213,7 +222,7 @@ def load_weights(
         layers=tuple(layer(index) for index in range(config.num_layers)),
         norm=take("model.norm.weight", hidden),
         head=Linear(head).packed() if is_packed else Linear(head, stored=stored([head_name])),
-        rope_divisors=take("rope_divisors", config.head_dim // 2).float() if "rope_divisors" in unused else None,
+        rope_divisors=take("rope_divisors", config.head_dim // 2).float().cpu() if "rope_divisors" in unused else None,
     )
     unused = {name for name in unused if not name.endswith("rotary_emb.inv_freq")}  # old files store the angles
     if unused:

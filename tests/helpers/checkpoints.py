@@ -1,4 +1,4 @@
-"""Tiny Llama-family checkpoints with random weights, made where a test needs them."""
+"""Tiny checkpoints of each family with random weights, made where a test needs them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,18 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 from transformers.utils import logging as transformers_logging
 
 # Sizes that are no powers of two, GQA by 3, a head_dim that isn't hidden_size / num_heads.
@@ -27,11 +38,32 @@ SIZES: dict[str, Any] = {
 }
 
 
+CLASSES: dict[str, tuple[type[PreTrainedModel], Any]] = {
+    "llama": (LlamaForCausalLM, LlamaConfig),
+    "mistral": (MistralForCausalLM, MistralConfig),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config),
+}
+ARCHITECTURES = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "mistral": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+}
+INTERLEAVED = ("llama", "mistral")  # whose GGUF files have q_proj and k_proj in another order
+
+
 def tiny_llama(seed: int = 0, **changes: Any) -> PreTrainedModel:
-    """A random Llama in float32. Norms and biases are random too, so that leaving one out shows."""
+    """A random Llama in float32."""
+    return tiny_model("llama", seed, **changes)
+
+
+def tiny_model(kind: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
+    """A random model of CLASSES in float32. Norms and biases are random too, so that leaving one out shows."""
     transformers_logging.set_verbosity_error()
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**(SIZES | changes))).float().eval()
+    model_class, config_class = CLASSES[kind]
+    model = model_class(config_class(**(SIZES | changes))).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith("bias"):
@@ -50,7 +82,8 @@ def save_gguf(
 ) -> Path:
     """Save `model` as llama.cpp's conversion would: matrices as `kind`, vectors as float32; returns the file."""
     config = model.config
-    writer = gguf.GGUFWriter(path, "llama")
+    family = str(config.model_type)
+    writer = gguf.GGUFWriter(path, "llama" if family in INTERLEAVED else family)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -64,13 +97,13 @@ def save_gguf(
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_token_list([f"token {i} é" for i in range(config.vocab_size)])
     writer.add_array("test.numbers", [1, 2, 3])
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    names = gguf.get_tensor_name_map(ARCHITECTURES[family], config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
         values = tensor.numpy()
-        if heads:
+        if heads and family in INTERLEAVED:
             values = interleave(values, heads)
         stem, _, suffix = name.rpartition(".")
         stored = f"{names.get_name(stem)}.{suffix}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -154,17 +153,6 @@ def test_a_gguf_file_continues_as_transformers_does(tmp_path: Path) -> None:
     driver.add("s", [3, 1, 4, 1, 5])
     driver.run(["s"], 8)
     assert driver.output("s") == greedy(model, [3, 1, 4, 1, 5], 8)
-
-
-def test_a_sliding_window_caps_the_length(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = save_hf(tiny_llama(), tmp_path / "m")
-    values = json.loads((folder / "config.json").read_text())
-    values |= {"architectures": ["MistralForCausalLM"], "sliding_window": 100}
-    (folder / "config.json").write_text(json.dumps(values))
-    runner = load_runner(EngineConfig(str(folder), num_kv_blocks=20, threads=1))
-    assert runner.info.architecture == "MistralForCausalLM"
-    assert runner.info.max_model_len == 100
-    assert "sees 100 of its 256 tokens at a time" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -38,11 +38,12 @@ def inverse_frequencies(
 class RotaryTable:
     """cos and signed sin of every position, in the form that `kernels`' rope takes."""
 
-    def __init__(self, frequencies: torch.Tensor, max_len: int) -> None:
-        """Args: frequencies `[head_dim / 2]`, radians per position; max_len, positions."""
+    def __init__(self, frequencies: torch.Tensor, max_len: int, device: torch.device | str = "cpu") -> None:
+        """Args: frequencies `[head_dim / 2]`, radians per position, on the CPU; max_len, positions; device to use."""
         angles = torch.outer(torch.arange(max_len, dtype=torch.float32), frequencies)  # [max_len, head_dim / 2]
         cos, sin = angles.cos(), angles.sin()
-        self._cos, self._sin = torch.cat((cos, cos), dim=1), torch.cat((-sin, sin), dim=1)  # [max_len, head_dim]
+        self._cos = torch.cat((cos, cos), dim=1).to(device)  # [max_len, head_dim], as is the next
+        self._sin = torch.cat((-sin, sin), dim=1).to(device)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and signed sin at `positions` `[num_tokens]`: two `[num_tokens, head_dim]`, float32."""
