@@ -174,6 +174,9 @@ def blocked_text(blocked: Blocked) -> str:
             return f"{who} waits: needs {count(needed, 'sequence slot')}, {available:,} free of max_num_seqs"
         case "token_budget":
             return f"{who} waits: needs {count(needed, 'token')} of the step's budget, {available:,} left"
+        case "prefill_budget":
+            share = "of the prompts' share of a step in which others decode"
+            return f"{who} waits: needs {count(needed, 'token')} {share}, {available:,} left"
         case "preemption":
             return f"{who} waits: nothing is admitted in a step that preempted"
         case "paused":

@@ -15,7 +15,7 @@ from engine.errors import InvalidValueError, RequestTooLongError
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Slots, then token budget, then blocks for the whole known sequence above the watermark."""
+    """Slots, then token budget and the prompts' share, then blocks for the whole known sequence above the watermark."""
 
     blocks: BlockManager
     limits: Limits
@@ -72,6 +72,9 @@ class Admission:
             return Blocked(sequence.seq_id, "slots", sequence.num_slots, max(slots, 0), 0)
         if budget.remaining == 0:
             return Blocked(sequence.seq_id, "token_budget", 1, 0, 0)
+        position = len(prefix) * blocks.block_size
+        if budget.grant(sequence.num_tokens - position, position) == 0:
+            return Blocked(sequence.seq_id, "prefill_budget", 1, 0, 0)
         watermark = 0
         if running:
             # Each sibling will copy the last block, or start one, right after the fork.

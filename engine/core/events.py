@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from engine.core.limits import Limits
 
 BlockEventKind = Literal["allocate", "hit", "share", "copy", "seal", "evict", "free"]
-Constraint = Literal["slots", "token_budget", "blocks", "preemption", "paused"]
+Constraint = Literal["slots", "token_budget", "prefill_budget", "blocks", "preemption", "paused"]
 
 
 class BlockEvent(NamedTuple):

@@ -18,6 +18,7 @@ class Limits:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     long_prefill_token_threshold: int = 0  # 0 = off
+    max_prefill_tokens_while_decoding: int = 256  # 0 = off
     watermark: float = 0.01  # fraction of the usable pool an admission leaves free while something runs
     num_usable_blocks: int = 0  # 0 = all of them, replaced at start
     max_num_queued_reqs: int = 1024
@@ -57,6 +58,10 @@ LIMIT_TABLE: tuple[LimitRow, ...] = (
     LimitRow(
         "long_prefill_token_threshold", "int", 0, 1_000_000, (),
         "Tokens of one prompt that one step may compute; 0 = no cap but the step's budget.",
+    ),
+    LimitRow(
+        "max_prefill_tokens_while_decoding", "int", 0, 1_000_000, (),
+        "Tokens of prompts that one step may compute while others decode, fewer far into a long prompt; 0 = no cap.",
     ),
     LimitRow(
         "watermark", "float", 0.0, 0.5, (),

@@ -172,13 +172,14 @@ class Scheduler:
                 plan.add_decode(sequence)
                 budget.remaining -= 1
                 continue
-            num_tokens = budget.grant(sequence.num_tokens - sequence.num_computed_tokens)
+            position = sequence.num_computed_tokens
+            num_tokens = budget.grant(sequence.num_tokens - position, position)
             if num_tokens == 0:
                 break
             if self._make_room(sequence, num_tokens, budget, plan):
                 new_block_ids, copy = self.blocks.append(sequence, num_tokens)
                 plan.add(sequence, num_tokens, new_block_ids, copy)
-                budget.take(num_tokens)
+                budget.take(num_tokens, position)
         return budget
 
     def _make_room(self, sequence: Sequence, num_tokens: int, budget: StepBudget, plan: _Plan) -> bool:
@@ -188,7 +189,8 @@ class Scheduler:
                 self.finish(sequence, "length", "the sequence has filled the usable pool")
                 return False
             victim = self._victim()
-            budget.give_back(plan.roll_back(victim))
+            if (planned := plan.roll_back(victim)) is not None:
+                budget.give_back(planned.num_tokens, planned.num_computed_tokens)
             self._preempt(victim, by=sequence.seq_id)
             if victim is sequence:
                 return False
@@ -251,8 +253,9 @@ class Scheduler:
         sequence.status = "RUNNING"
         sequence.was_scheduled = True
         self.running.append(sequence)
-        num_tokens = budget.grant(sequence.num_tokens - sequence.num_computed_tokens)
-        budget.take(num_tokens)
+        position = sequence.num_computed_tokens
+        num_tokens = budget.grant(sequence.num_tokens - position, position)
+        budget.take(num_tokens, position)
         plan.add_new(sequence, num_tokens)
         self.blocks.expect(sequence, num_tokens)
         self.log.admitted.append(
@@ -378,12 +381,12 @@ class _Plan:
         )  # fmt: skip
         self.add(sequence, num_tokens, ())
 
-    def roll_back(self, sequence: Sequence) -> int:
-        """Forget what was planned for it in this step; returns the tokens it had been granted."""
+    def roll_back(self, sequence: Sequence) -> ScheduledSequence | None:
+        """Forget what was planned for it in this step; returns that."""
         planned = self.scheduled.pop(sequence.seq_id, None)
         self.copies = [copy for copy in self.copies if copy.seq_id != sequence.seq_id]
         self._forking.pop(sequence.seq_id, None)
-        return planned.num_tokens if planned else 0
+        return planned
 
     def forks(self) -> tuple[Fork, ...]:
         return tuple(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from engine.core.budget import StepBudget
 from engine.core.events import StepRecord
+from engine.core.limits import Limits
 from engine.engine import Engine
 from engine.errors import InvalidValueError, LimitsError, QueueFullError, RequestTooLongError, StaleLimitsError
 from tests.helpers.engines import FakeClock, Recorder, make_engine, make_request
@@ -41,6 +43,68 @@ def test_an_earlier_long_prefill_does_not_starve_a_later_decode() -> None:
     assert computed(step(recorder)) == {"long": 10, "short": 5}
     for _ in range(5):
         assert computed(step(recorder)) == {"short": 1, "long": 10}
+
+
+def test_prompts_get_their_share_of_a_step_in_which_others_decode_and_all_of_it_where_nothing_does() -> None:
+    engine = make_engine(max_num_batched_tokens=100, max_prefill_tokens_while_decoding=10)
+    recorder = Recorder(engine)
+    recorder.take(engine.add(make_request("first", 60, max_tokens=4)))
+    assert computed(step(recorder)) == {"first": 60}
+    recorder.take(engine.add(make_request("long", 80)))
+    assert [computed(step(recorder)) for _ in range(3)] == [
+        {"first": 1, "long": 10}, {"first": 1, "long": 9}, {"first": 1, "long": 9},
+    ]  # fmt: skip
+    assert computed(step(recorder)) == {"long": 52}
+
+
+def test_what_is_admitted_counts_against_the_prompts_share_and_says_so_when_it_waits() -> None:
+    engine = make_engine(max_prefill_tokens_while_decoding=10)
+    recorder = Recorder(engine)
+    recorder.take(engine.add(make_request("first", 20)))
+    step(recorder)
+    for name, num_tokens in (("a", 6), ("b", 6), ("c", 6)):
+        recorder.take(engine.add(make_request(name, num_tokens)))
+    record = step(recorder)
+    assert computed(record) == {"first": 1, "a": 6, "b": 4}
+    assert record.blocked == ("c", "prefill_budget", 1, 0, 0)
+    record = step(recorder)
+    assert computed(record) == {"first": 1, "a": 1, "b": 2, "c": 6}
+    assert record.blocked is None
+
+
+def test_a_prompt_gets_fewer_tokens_beside_decodes_the_further_it_is_computed_but_always_one() -> None:
+    engine = make_engine(max_prefill_tokens_while_decoding=0, num_blocks=256)
+    recorder = Recorder(engine)
+    recorder.take(engine.add(make_request("first", 20, max_tokens=50)))
+    step(recorder)
+    recorder.take(engine.set_limits({"max_prefill_tokens_while_decoding": 256}))
+    recorder.take(engine.add(make_request("long", 2000)))
+    assert [computed(step(recorder))["long"] for _ in range(4)] == [256, 170, 139, 121]
+    recorder.take(engine.set_limits({"max_prefill_tokens_while_decoding": 1}))
+    assert [computed(step(recorder)) for _ in range(2)] == [{"first": 1, "long": 1}] * 2
+
+
+def test_a_prompt_whose_prefix_is_cached_but_for_one_token_needs_no_share() -> None:
+    engine = make_engine(max_prefill_tokens_while_decoding=17)
+    recorder = Recorder(engine)
+    recorder.take(engine.add(make_request("first", list(range(17)))))
+    step(recorder)
+    recorder.take(engine.add(make_request("other", list(range(100, 117)))))
+    recorder.take(engine.add(make_request("again", list(range(17)))))
+    assert computed(step(recorder)) == {"first": 1, "other": 17, "again": 1}
+
+
+def test_what_is_given_back_of_a_steps_budget_can_be_taken_again() -> None:
+    limits = Limits(max_num_batched_tokens=100, max_prefill_tokens_while_decoding=20)
+    budget = StepBudget.of(limits, num_decodes=1)
+    num_tokens = budget.grant(50, position=512)
+    assert num_tokens == 10
+    budget.take(num_tokens, position=512)
+    assert budget == StepBudget(remaining=90, per_sequence=100, prefill_share=0)
+    assert budget.grant(50, position=0) == 0
+    assert budget.grant(1, position=0) == 1
+    budget.give_back(num_tokens, position=512)
+    assert budget == StepBudget.of(limits, num_decodes=1)
 
 
 def test_with_fewer_tokens_than_decodes_everyone_gets_a_turn() -> None:

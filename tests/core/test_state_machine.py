@@ -132,7 +132,8 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(
         name=st.sampled_from(["max_num_seqs", "max_num_batched_tokens", "num_usable_blocks", "watermark",
-                              "long_prefill_token_threshold", "scheduling_policy"]),
+                              "long_prefill_token_threshold", "max_prefill_tokens_while_decoding",
+                              "scheduling_policy"]),
         number=st.integers(0, 30), policy=st.sampled_from(["fcfs", "priority"]),
     )  # fmt: skip
     def change_limit(self, name: str, number: int, policy: str) -> None:

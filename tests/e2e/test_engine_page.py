@@ -375,6 +375,10 @@ def test_filter_terms_must_all_hold(page: Page, text: str, expected: list[str]) 
         (("blocks", 2, 1, 0, None), "needs 2 blocks, 1 available; 1 more would admit it"),
         (("slots", 1, 0, 0, None), "max_num_seqs: 2 of 2 slots taken"),
         (("token_budget", 40, 8, 0, None), "needs 40 tokens, 8 left in this step's budget of 2,048"),
+        (
+            ("prefill_budget", 1, 0, 0, None),
+            "needs 1 token, 0 left of the 256 a step gives prompts while others decode",
+        ),
         (("behind", None, None, None, "r-71"), "behind r-71"),
         (("paused", 0, 0, 0, None), "engine paused"),
     ],
@@ -386,7 +390,7 @@ def test_reasons_for_waiting_carry_the_numbers_of_the_test_that_failed(
     text = page.evaluate(
         """async (why) => {
           const { whyText } = await import('/static/js/engine/why.js');
-          const limits = { max_num_seqs: 2, max_num_batched_tokens: 2048 };
+          const limits = { max_num_seqs: 2, max_num_batched_tokens: 2048, max_prefill_tokens_while_decoding: 256 };
           return whyText(why, { limits, numRunning: 2, paused: false }).text;
         }""",
         dict(zip(names, why, strict=True)),

@@ -28,6 +28,14 @@ const PRESSURES = {
     const left = rowsOf(s, s.running).map((row) => row.num_prompt_tokens - row.num_computed_tokens).filter((n) => n > 0);
     return plain(left.length ? `longest prompt being read: ${count(Math.max(...left), "token")} left` : "no prompt is being read");
   },
+  max_prefill_tokens_while_decoding: (s) => {
+    const step = s.recent_steps[s.recent_steps.length - 1];
+    if (!step) return plain("no step yet");
+    if (!step[2]) return plain(`last step ${count(step[1], "prompt token")}, nothing decoded`);
+    const cap = s.limits.max_prefill_tokens_while_decoding;
+    const text = `last step ${count(step[1], "prompt token")} beside ${count(step[2], "decode")}`;
+    return { text, part: cap ? step[1] / cap : null };
+  },
   watermark: (s) => plain(`keeps ${count(watermarkBlocks(s.limits.watermark, s), "block")}; ${integer(Math.max(0, usable(s) - held(s)))} available`),
   num_usable_blocks: (s) => ratio("in use", held(s), usable(s)),
   max_num_queued_reqs: (s) => ratio("waiting", s.waiting_total, s.limits.max_num_queued_reqs),
@@ -65,6 +73,7 @@ const CONSEQUENCES = {
   },
   max_num_batched_tokens: () => "next step; long prompts are cut into chunks of at most this",
   long_prefill_token_threshold: (v) => (v === 0 ? "next step; a prompt may take the whole step" : "next step; longer prompts take several steps"),
+  max_prefill_tokens_while_decoding: (v) => (v === 0 ? "next step; decodes wait for whole prompts" : "next step; prompts take more steps while others decode"),
   watermark: (v, s) => `an admission leaves ${count(watermarkBlocks(v, s), "block")} available`,
   num_usable_blocks: (v, s) => {
     const over = held(s) - v;

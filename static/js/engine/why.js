@@ -27,6 +27,9 @@ function sentence(why, { limits, numRunning }) {
     case "token_budget":
       return `needs ${count(why.needed, "token")}, ${integer(why.available)} left in this step's budget of ` +
         `${integer(limits?.max_num_batched_tokens)}`;
+    case "prefill_budget":
+      return `needs ${count(why.needed, "token")}, ${integer(why.available)} left of the ` +
+        `${integer(limits?.max_prefill_tokens_while_decoding)} a step gives prompts while others decode`;
     case "blocks": {
       const left = Math.max(0, why.available - why.watermark);
       const above = why.watermark > 0 ? ` above the watermark of ${integer(why.watermark)}` : "";

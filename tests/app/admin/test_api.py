@@ -150,8 +150,9 @@ def test_limits_are_flat_and_tagged() -> None:
     async def test(app: Starlette, engine: AsyncEngine) -> None:
         exchange = await request(app, "GET", "/admin/api/limits")
         assert list(exchange.json()) == [
-            "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "watermark", "num_usable_blocks",
-            "max_num_queued_reqs", "queue_timeout_s", "request_timeout_s", "scheduling_policy",
+            "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold",
+            "max_prefill_tokens_while_decoding", "watermark", "num_usable_blocks", "max_num_queued_reqs",
+            "queue_timeout_s", "request_timeout_s", "scheduling_policy",
         ]  # fmt: skip
         assert exchange.response_headers["etag"] == '"1"'
 

@@ -71,6 +71,10 @@ def test_an_end_says_how_and_what_it_freed(finished: Finished, kind: str, text: 
         (Blocked("r-71", "blocks", 9, 0, 3), "r-71 waits: needs 9 blocks, 0 available above the watermark of 3"),
         (Blocked("r-71", "slots", 1, 0, 0), "r-71 waits: needs 1 sequence slot, 0 free of max_num_seqs"),
         (Blocked("r-71", "token_budget", 1, 0, 0), "r-71 waits: needs 1 token of the step's budget, 0 left"),
+        (
+            Blocked("r-71", "prefill_budget", 1, 0, 0),
+            "r-71 waits: needs 1 token of the prompts' share of a step in which others decode, 0 left",
+        ),
         (Blocked("r-71", "preemption", 3, 8, 0), "r-71 waits: nothing is admitted in a step that preempted"),
         (Blocked("r-71", "paused", 0, 0, 0), "r-71 waits: the engine is paused"),
     ],
