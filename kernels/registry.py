@@ -46,6 +46,7 @@ class Implementation:
 _ATTENTION = ("paged_decode", "paged_prefill", "write_kv", "plan_decode", "plan_prefill", "plan_write")
 _ELEMENTWISE = ("rms_norm", "add_rms_norm", "rope", "rope_and_write_kv", "silu_and_mul", "gelu_and_mul")
 _SAMPLING = ("all_finite", "argmax", "sample")
+_LOGITS = ("uniform", "penalise", "add_bias", "forbid")  # what the CPU's sampler does itself
 
 
 def _no_native_kernels() -> str | None:
@@ -76,23 +77,22 @@ def _no_triton_interpreter() -> str | None:
     return reason
 
 
-def _family(name: str, package: str, devices: tuple[str, ...], **more: Any) -> tuple[Implementation, ...]:
+def _family(
+    name: str, package: str, devices: tuple[str, ...], sampling: tuple[str, ...] = _SAMPLING + _LOGITS, **more: Any
+) -> tuple[Implementation, ...]:
     modules = dict.fromkeys(_ATTENTION, f"{package}.attention")
     modules |= dict.fromkeys(_ELEMENTWISE, f"{package}.elementwise")
-    modules |= dict.fromkeys(_SAMPLING, f"{package}.sampling")
+    modules |= dict.fromkeys(sampling, f"{package}.sampling")
     return tuple(Implementation(op, name, devices, module, **more) for op, module in modules.items())
 
 
 # In order of preference: select() takes the first that runs. The reference is slow and never chosen over another.
-_TRITON = _family(
-    "triton", "kernels.gpu", ("cuda",), why_not=_no_triton_device, on_request={"cpu": _no_triton_interpreter}
-)
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
-    tuple(entry for entry in _TRITON if entry.op not in _SAMPLING)
+    _family("triton", "kernels.gpu", ("cuda",), why_not=_no_triton_device, on_request={"cpu": _no_triton_interpreter})
     + tuple(
         Implementation(op, "native", ("cpu",), "kernels.cpu.native_sampling", _no_native_kernels) for op in _SAMPLING
     )
-    + _family("cpu", "kernels.cpu", ("cpu",))
+    + _family("cpu", "kernels.cpu", ("cpu",), _SAMPLING)
     + _family("reference", "kernels.reference", ("cpu", "cuda"))
 )
 

@@ -30,7 +30,7 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 _MIN_SECTION = tl.constexpr(MIN_SECTION)
 
 
-@triton.jit(do_not_specialize=["stride_token", "num_heads"])
+@triton.jit(do_not_specialize=["num_heads"])
 def _write(
     cache, key_value, slot_mapping, stride_token, num_heads,
     BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
@@ -109,7 +109,7 @@ def _first_seen(position, window, TILE: tl.constexpr):
     return first, first // TILE * TILE
 
 
-@triton.jit(do_not_specialize=["stride_query", "stride_table", "num_kv_heads", "group", "window"])
+@triton.jit(do_not_specialize=["stride_table", "num_kv_heads", "group", "window"])
 def _decode(
     out, partial, log_totals, query, cache, tables, seq_lens, stride_query, stride_table, num_kv_heads, group,
     scale, window, cap,
@@ -177,7 +177,7 @@ def _reduce(
     tl.store(out + row * HEAD_DIM + dims, narrow(result, out.dtype.element_ty), mask=dims < HEAD_DIM)
 
 
-@triton.jit(do_not_specialize=["num_seqs", "stride_query", "stride_table", "num_kv_heads", "group", "window"])
+@triton.jit(do_not_specialize=["num_seqs", "stride_table", "num_kv_heads", "group", "window"])
 def _prefill(
     out, query, cache, tables, seq_lens, starts, num_seqs, stride_query, stride_table, num_kv_heads, group,
     scale, window, cap,

@@ -188,7 +188,7 @@ def _check_heads(heads: torch.Tensor) -> None:
         raise ValueError(f"heads are rotated in place: each token's must lie together, got strides {heads.stride()}")
 
 
-@triton.jit(do_not_specialize=["size"])
+@triton.jit
 def _gate(out, gate_up, stride_token, size, TILE: tl.constexpr, IS_GELU: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
