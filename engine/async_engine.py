@@ -14,7 +14,7 @@ import logging
 import queue
 import secrets
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ from engine.core.trace import TraceRing
 from engine.engine import Engine, Request, StepResult
 from engine.errors import EngineDeadError, EngineDrainingError, EngineError, QueueFullError, RequestError
 from engine.outputs import AbortReceipt, SequenceDelta, SequenceStats
+from engine.request_stream import RequestStream
 
 logger = logging.getLogger("pagedeck.engine")
 
@@ -55,38 +56,6 @@ class _Publication:
         return bool(self.results or self.answers)
 
 
-class RequestStream(AsyncIterator[SequenceDelta]):
-    """The deltas of one request's sequences; ends after the last of them has finished."""
-
-    def __init__(self, request_id: str, n: int) -> None:
-        self.request_id = request_id
-        self._num_open = n
-        self._deltas: asyncio.Queue[SequenceDelta | EngineError] = asyncio.Queue()
-
-    def __aiter__(self) -> RequestStream:
-        return self
-
-    async def __anext__(self) -> SequenceDelta:
-        """The next delta.
-
-        Raises:
-            EngineDeadError: the engine died; nothing more will come.
-        """
-        if self._num_open == 0:
-            raise StopAsyncIteration
-        item = await self._deltas.get()
-        if isinstance(item, EngineError):
-            self._num_open = 0
-            raise item
-        if item.finish_reason is not None:
-            self._num_open -= 1
-        return item
-
-    def put(self, item: SequenceDelta | EngineError) -> None:
-        """For the engine: what comes next."""
-        self._deltas.put_nowait(item)
-
-
 class AsyncEngine:
     """All methods are called on the event loop that called `start`.
 
@@ -109,7 +78,6 @@ class AsyncEngine:
         self.stuck_after_s = stuck_after_s
         self._inbox: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._streams: dict[str, RequestStream] = {}
-        self._num_open: dict[str, int] = {}
         self._listeners: list[Listener] = []
         self._stats: dict[str, SequenceStats] = {}
         self._thread: threading.Thread | None = None
@@ -119,6 +87,7 @@ class AsyncEngine:
         self._idle.set()
         self._dead_reason: str | None = None
         self._is_buried = False  # everyone was told that it is dead
+        self._drain_started_at = 0.0  # engine thread only
         self._step_started_at: float | None = None  # written by the engine thread, read by anyone
         self._steps_wanted = 0  # engine thread only: single steps still to run while paused
         self._step_waiters: list[asyncio.Future[Any]] = []  # engine thread only
@@ -212,7 +181,6 @@ class AsyncEngine:
         if request.request_id in self._streams:
             raise RequestError(f"request_id {request.request_id!r} is in use")
         self._streams[request.request_id] = stream
-        self._num_open[request.request_id] = request.sampling_params.n
         self._idle.clear()
         try:
             await self._send(add)
@@ -309,9 +277,9 @@ class AsyncEngine:
 
     def _run(self) -> None:
         publication = _Publication()
+        publish_s = 0.0
         try:
             while True:
-                started_at = self._engine.clock()
                 if not self._drain_inbox(publication):
                     self._publish(publication)
                     return
@@ -322,10 +290,13 @@ class AsyncEngine:
                 publication = _Publication()
                 if self._may_step():
                     self._step_started_at = self._engine.clock()
-                    publication.results.append(self._engine.step(self._step_started_at - started_at))
+                    drain_s = self._step_started_at - self._drain_started_at
+                    publication.results.append(self._engine.step(drain_s, publish_s))
                     self._step_started_at = None
+                stepped_at = self._engine.clock()
                 self._answer_steps(publication)
                 self._publish(publication)
+                publish_s = self._engine.clock() - stepped_at
                 publication = _Publication()
         except Exception as error:
             logger.exception("the engine's step loop failed")
@@ -354,11 +325,13 @@ class AsyncEngine:
 
     def _drain_inbox(self, publication: _Publication) -> bool:
         """Apply waiting commands; sleep for one if there is nothing else to do. False: stop."""
+        self._drain_started_at = self._engine.clock()
         can_step = self._engine.has_work and (not self._engine.is_paused or self._steps_wanted > 0)
         for i in range(MAX_COMMANDS_PER_DRAIN):
             try:
                 if i == 0 and not can_step:
                     command = self._inbox.get(timeout=self._time_to_deadline())
+                    self._drain_started_at = self._engine.clock()  # what it slept was no work
                 else:
                     command = self._inbox.get_nowait()
             except queue.Empty:
@@ -451,14 +424,12 @@ class AsyncEngine:
             return
         if delta.finish_reason is not None:
             delta = replace(delta, stats=self._stats.get(child_seq_id(delta.request_id, delta.index)))
-            self._num_open[delta.request_id] -= 1
-            if self._num_open[delta.request_id] == 0:
-                self._forget(delta.request_id)
         stream.put(delta)
+        if not stream.is_open:
+            self._forget(delta.request_id)
 
     def _forget(self, request_id: str) -> None:
         self._streams.pop(request_id, None)
-        self._num_open.pop(request_id, None)
         if not self._streams:
             self._idle.set()
 
@@ -478,7 +449,6 @@ class AsyncEngine:
         for stream in self._streams.values():
             stream.put(error)
         self._streams.clear()
-        self._num_open.clear()
         self._idle.set()
         while True:
             try:

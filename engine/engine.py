@@ -111,7 +111,6 @@ class Engine:
         self._seq = 0
         self._num_requests = 0
         self._receipts: dict[str, AbortReceipt] = {}  # how the latest requests ended, oldest first
-        self._output_counts: dict[str, int] = {}
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> Engine:
@@ -144,11 +143,12 @@ class Engine:
         """Whether only `step` by command advances."""
         return self.scheduler.is_paused
 
-    def step(self, drain_s: float = 0.0) -> StepResult:
+    def step(self, drain_s: float = 0.0, publish_s: float = 0.0) -> StepResult:
         """Schedule, execute, update, publish.
 
         Args:
             drain_s: seconds spent on commands before it, for the record.
+            publish_s: seconds spent on handing over the step before it, likewise.
         """
         started_at = self.clock()
         batch = self.scheduler.schedule()
@@ -166,6 +166,7 @@ class Engine:
         phases = (
             ("drain", drain_s), ("schedule", scheduled_at - started_at), *output.phases,
             ("detokenize", detokenized_at - executed_at), ("update", ended_at - detokenized_at),
+            ("publish", publish_s),
         )  # fmt: skip
         record = StepRecord(self._next_seq(), batch.step, started_at, ended_at, changes, self.scheduler.blocked, phases)
         return StepResult(record, deltas)
@@ -332,10 +333,10 @@ class Engine:
 
     def _remember_ends(self, step: int, deltas: list[SequenceDelta]) -> None:
         for delta in deltas:
-            counts = self._output_counts
-            counts[delta.request_id] = counts.get(delta.request_id, 0) + len(delta.token_ids)
-            if delta.finish_reason is not None and not self.scheduler.live_sequences(delta.request_id):
-                num_tokens = counts.pop(delta.request_id)
+            if delta.finish_reason is None or self.scheduler.live_sequences(delta.request_id):
+                continue
+            num_tokens = self._outputs.take_total(delta.request_id)
+            if num_tokens is not None:
                 self.grammars.release(delta.request_id)
                 state = f"finished:{delta.finish_reason}"
                 self._remember(AbortReceipt(delta.request_id, state, step, 0, num_tokens))

@@ -46,6 +46,7 @@ class OutputProcessor:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._streams: dict[str, _Stream] = {}
+        self._ended: dict[str, int] = {}  # request -> output tokens of its sequences that have ended
 
     def add(self, sequence: Sequence) -> None:
         """Start the texts of a request: its sequence and the siblings that will be forked from it."""
@@ -93,6 +94,10 @@ class OutputProcessor:
             deltas.extend(self._delta(each, step, "", None, finished) for each in self._unborn_siblings(seq_id))
         return deltas
 
+    def take_total(self, request_id: str) -> int | None:
+        """Output tokens of a request all of whose sequences have ended; None if they were taken already."""
+        return self._ended.pop(request_id, None)
+
     def _unborn_siblings(self, seq_id: str) -> list[str]:
         """`seq_id` and, if its request ended before it could fork, the siblings that will never be."""
         stream = self._streams[seq_id]
@@ -114,6 +119,7 @@ class OutputProcessor:
                 stream.request_id, stream.index, step, text, token_ids, logprobs, prompt_logprobs=about_prompt
             )
         del self._streams[seq_id]
+        self._ended[stream.request_id] = self._ended.get(stream.request_id, 0) + stream.num_output_tokens
         if stream.stop_string is None:
             text += self._flush(stream)
         reason = cast(FinishReason, finished.reason)

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple, TypeVar
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from engine.async_engine import AsyncEngine, RequestStream
+from engine.async_engine import AsyncEngine
 from engine.engine import Request as EngineRequest
 from engine.errors import EngineError, InvalidValueError
 from engine.outputs import SequenceDelta
+from engine.request_stream import RequestStream
 
 T = TypeVar("T")
 

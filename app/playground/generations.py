@@ -15,12 +15,13 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from engine.async_engine import AsyncEngine, RequestStream
+from engine.async_engine import AsyncEngine
 from engine.core.events import Preempted, Record
 from engine.core.stats import FoldedSequence
 from engine.engine import Request
 from engine.errors import EngineDeadError
 from engine.outputs import AbortReceipt, SequenceDelta
+from engine.request_stream import RequestStream
 from engine.sampling_params import SamplingParams
 
 KEEP_FINISHED_S = 15 * 60.0

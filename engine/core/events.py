@@ -127,7 +127,9 @@ class StepRecord:
     ended_at: float
     changes: Changes
     blocked: Blocked | None  # None: nothing waits, or all that waited was admitted
-    phases: tuple[tuple[str, float], ...]  # (phase, seconds): drain schedule inputs forward sample detokenize update
+    # (phase, seconds): drain schedule inputs, what the runner computed (attention linear elementwise or forward, head
+    # sample), detokenize update; then publish, which is the handing over of the step before.
+    phases: tuple[tuple[str, float], ...]
 
     @property
     def num_prefill_tokens(self) -> int:

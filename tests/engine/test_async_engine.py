@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from engine.async_engine import AsyncEngine, RequestStream
+from engine.async_engine import AsyncEngine
 from engine.core.batch import Batch
 from engine.core.events import Record
 from engine.core.stats import fold
 from engine.errors import EngineDeadError, EngineDrainingError, NotPausedError, QueueFullError, StaleLimitsError
+from engine.request_stream import RequestStream
 from tests.helpers.engines import make_async_engine, make_request
 
 

@@ -176,3 +176,13 @@ def test_a_draining_engine_refuses_new_work_and_finishes_the_old() -> None:
         engine.add(make_request("b"))
     recorder.run()
     assert recorder.ends("a") == ["length"]
+
+
+def test_the_receipt_of_a_finished_request_counts_the_tokens_of_all_its_sequences() -> None:
+    engine = make_engine()
+    recorder = Recorder(engine)
+    recorder.take(engine.add(make_request("two", 10, max_tokens=3, n=2)))
+    while engine.has_work:
+        recorder.take(engine.step())
+    receipt, result = engine.abort("two")
+    assert (receipt.state, receipt.output_tokens, result) == ("finished:length", 6, None)

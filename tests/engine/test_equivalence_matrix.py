@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 import torch
 
-from engine.async_engine import AsyncEngine, RequestStream
+from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
 from engine.core.limits import Limits
 from engine.engine import Engine
+from engine.request_stream import RequestStream
 from engine.runner.executor import load_runner
 from engine.runner.model_runner import ModelRunner
 from engine.tokenizer.tokenizer import Tokenizer, load_tokenizer

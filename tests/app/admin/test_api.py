@@ -12,7 +12,8 @@ import pytest
 from starlette.applications import Starlette
 
 from app.settings import Settings
-from engine.async_engine import AsyncEngine, RequestStream
+from engine.async_engine import AsyncEngine
+from engine.request_stream import RequestStream
 from tests.helpers.engines import make_request
 from tests.helpers.live_app import Exchange, request, running_app
 
