@@ -122,9 +122,9 @@ class BlockManager:
         """Give the blocks that the step filled their identity, now that their KV is there."""
         if not self.enable_prefix_caching:
             return
-        first = num_computed_before // self.block_size
-        for i in range(first, sequence.num_computed_tokens // self.block_size):
-            self.pool.seal(sequence.block_table[i], self._hash(sequence, i))
+        first, end = num_computed_before // self.block_size, sequence.num_computed_tokens // self.block_size
+        self._hash(sequence, end - 1)
+        self.pool.seal(sequence.block_table[first:end], sequence.block_hashes[first:end])
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """The child refers to the blocks of the parent's prompt."""
@@ -140,9 +140,10 @@ class BlockManager:
         return num_blocks
 
     def _hash(self, sequence: Sequence, index: int) -> str:
-        hashes = sequence.block_hashes
-        while len(hashes) <= index:
-            start = len(hashes) * self.block_size
+        hashes, size = sequence.block_hashes, self.block_size
+        if len(hashes) <= index:
             parent = hashes[-1] if hashes else sequence.root_hash
-            hashes.append(block_hash(parent, sequence.token_ids[start : start + self.block_size]))
+            for start in range(len(hashes) * size, (index + 1) * size, size):
+                parent = block_hash(parent, sequence.token_ids[start : start + size])
+                hashes.append(parent)
         return hashes[index]

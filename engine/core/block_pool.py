@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 
 from engine.core.events import BlockEvent
+
+_event = tuple.__new__  # a NamedTuple's own constructor takes twice as long, and each block has four events
 
 
 class BlockPool:
@@ -51,7 +54,7 @@ class BlockPool:
     def allocate(self, seq_id: str, num_blocks: int) -> tuple[int, ...]:
         """`num_blocks` blocks without content for `seq_id`; the caller has checked that they are available."""
         taken = self._pop(num_blocks)
-        self.events += [BlockEvent("allocate", block_id, seq_id) for block_id in taken]
+        self.events += [_event(BlockEvent, ("allocate", block_id, seq_id, None)) for block_id in taken]
         return taken
 
     def allocate_copy(self, seq_id: str, source_id: int) -> int:
@@ -86,20 +89,20 @@ class BlockPool:
         """Give back one reference to each block, in this order: the first given back is the first reused."""
         for block_id in block_ids:
             self.ref_counts[block_id] -= 1
-            self.events.append(BlockEvent("free", block_id, seq_id))
+            self.events.append(_event(BlockEvent, ("free", block_id, seq_id, None)))
             if self.ref_counts[block_id] == 0:
                 if self.block_hashes[block_id] is None:
                     self._free[block_id] = None
                 else:
                     self._cached[block_id] = None
 
-    def seal(self, block_id: int, block_hash: str) -> None:
-        """Remember the content of a full, computed block; the first block with a content keeps the identity."""
-        if block_hash in self._by_hash or self.block_hashes[block_id] is not None:
-            return
-        self._by_hash[block_hash] = block_id
-        self.block_hashes[block_id] = block_hash
-        self.events.append(BlockEvent("seal", block_id, None, block_hash))
+    def seal(self, block_ids: SequenceOf[int], block_hashes: SequenceOf[str]) -> None:
+        """Remember the content of full, computed blocks; the first block with a content keeps the identity."""
+        for block_id, block_hash in zip(block_ids, block_hashes, strict=True):
+            if block_hash not in self._by_hash and self.block_hashes[block_id] is None:
+                self._by_hash[block_hash] = block_id
+                self.block_hashes[block_id] = block_hash
+                self.events.append(_event(BlockEvent, ("seal", block_id, None, block_hash)))
 
     def forget_contents(self) -> int:
         """Drop every identity; returns how many. Blocks in use stay with their sequences."""
@@ -115,7 +118,7 @@ class BlockPool:
         assert block_hash is not None
         del self._by_hash[block_hash]
         self.block_hashes[block_id] = None
-        self.events.append(BlockEvent("evict", block_id, None, block_hash))
+        self.events.append(_event(BlockEvent, ("evict", block_id, None, block_hash)))
 
     def check_invariants(self, block_tables: Iterable[list[int]]) -> None:
         """Prove conservation against the block tables of all sequences.

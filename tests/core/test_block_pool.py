@@ -11,7 +11,7 @@ from engine.core.prefix_cache import block_hash, root_hash
 def test_free_blocks_are_handed_out_in_order_before_cached_ones() -> None:
     pool = BlockPool(4)
     assert pool.allocate("a", 2) == (0, 1)
-    pool.seal(0, "x")
+    pool.seal([0], ["x"])
     pool.release([1, 0], "a")
     # 2 and 3 never held anything, 1 holds nothing any more, 0 is cached.
     assert pool.allocate("b", 4) == (2, 3, 1, 0)
@@ -22,7 +22,7 @@ def test_free_blocks_are_handed_out_in_order_before_cached_ones() -> None:
 def test_cached_blocks_are_evicted_in_the_order_of_their_release() -> None:
     pool = BlockPool(3)
     for name in "abc":
-        pool.seal(*pool.allocate(name, 1), name)
+        pool.seal(pool.allocate(name, 1), [name])
     pool.release([1], "b")
     pool.release([0], "a")
     pool.release([2], "c")
@@ -32,7 +32,7 @@ def test_cached_blocks_are_evicted_in_the_order_of_their_release() -> None:
 
 def test_a_block_loses_its_hash_before_it_is_reused() -> None:
     pool = BlockPool(1)
-    pool.seal(*pool.allocate("a", 1), "x")
+    pool.seal(pool.allocate("a", 1), ["x"])
     pool.release([0], "a")
     assert pool.find("x") == 0
     assert pool.allocate("b", 1) == (0,)
@@ -42,8 +42,8 @@ def test_a_block_loses_its_hash_before_it_is_reused() -> None:
 
 def test_a_second_block_with_the_same_content_keeps_no_identity() -> None:
     pool = BlockPool(2)
-    pool.seal(*pool.allocate("a", 1), "x")
-    pool.seal(*pool.allocate("b", 1), "x")
+    pool.seal(pool.allocate("a", 1), ["x"])
+    pool.seal(pool.allocate("b", 1), ["x"])
     assert pool.find("x") == 0
     pool.release([1], "b")
     assert not pool.is_cached(1)
