@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from app.access import Role, RouteRow
 from app.context import context
+from app.encode import Json
 from engine.async_engine import AsyncEngine
 
 
@@ -24,6 +25,14 @@ def unready_reasons(engine: AsyncEngine, is_started: bool) -> list[str]:
         "paused": engine.state.is_paused,
     }
     return [reason for reason, holds in reasons.items() if holds]
+
+
+def stuck(engine: AsyncEngine) -> Json | None:
+    """The step that takes too long: `{step, running_s, limit_s}`; None while all is well."""
+    running_s = engine.stuck_for_s
+    if running_s is None:
+        return None
+    return {"step": engine.state.step + 1, "running_s": round(running_s, 1), "limit_s": engine.stuck_after_s}
 
 
 async def healthz(request: Request) -> Response:

@@ -9,12 +9,14 @@ import asyncio
 import contextlib
 import logging
 import time
+from functools import partial
 
 from app.access import Role
 from app.admin.events import Publisher
 from app.admin.frames import StateFrames
 from app.audit import AuditLog
 from app.encode import WallClock
+from app.health import stuck
 from app.keys import KeyRing
 from app.metrics import Metrics
 from app.playground.generations import Generations
@@ -45,10 +47,13 @@ class Console:
         self.store = Store(settings.data_dir)
         self.keys = KeyRing([(key.key, Role.from_label(key.role)) for key in settings.api_key], self.store)
         self.metrics = Metrics(fold, engine.info, engine.now, enable_prefix_caching=settings.enable_prefix_caching)
-        frames = StateFrames(fold, engine.trace, engine.epoch, engine.info.block_size, engine.now, self.wall)
+        tell_stuck = partial(stuck, engine)
+        frames = StateFrames(
+            fold, engine.trace, engine.epoch, engine.info.block_size, engine.now, self.wall, tell_stuck
+        )  # fmt: skip
         self.publisher = Publisher(frames, fold, engine.epoch, engine.now)
         self.generations = Generations(engine, engine.now)
-        self.chat_streams = ChatStreams(self.generations, fold, engine.now)
+        self.chat_streams = ChatStreams(self.generations, fold, engine.now, tell_stuck)
         self.metrics.stream_clients["engine"] = lambda: len(self.publisher.clients)
         self.metrics.stream_clients["chat"] = lambda: self.chat_streams.num_readers
         # Three, so that the fault of one costs the others nothing.

@@ -23,6 +23,7 @@ from app.errors import ApiError, bad_request
 from app.json_body import Body, parse_body, read_body, read_json_object
 from app.sse import EventStream, dumps, last_event_id
 from app.version import VERSION
+from engine.core.profile import BOOKKEEPING, step_profile
 from engine.errors import NotPausedError, StaleLimitsError
 
 MAX_LISTED = 1000
@@ -73,6 +74,22 @@ async def one_step(request: Request) -> Response:
         which = f"kept are {kept[0].step:,} to {engine.state.step:,}" if kept else "none is kept"
         raise ApiError(404, f"step {number:,} is not in the trace; {which}", param="step", code="not_found")
     return JSONResponse(record_json(record))
+
+
+async def phases(request: Request) -> Response:
+    """GET /admin/api/phases?limit=K: where the time of the latest steps went, medians in milliseconds."""
+    engine = context(request).async_engine
+    limit = _query_int(request, "limit", 100, low=1, high=MAX_LISTED)
+    profile = step_profile(engine.trace.steps(max(1, engine.state.step - limit + 1), limit))
+    return JSONResponse({
+        "num_steps": profile.num_steps,
+        "last_step": engine.state.step,
+        "step_ms": round(profile.step_s * 1e3, 4),
+        "phases": [
+            {"name": name, "ms": round(seconds * 1e3, 4), "is_bookkeeping": name in BOOKKEEPING}
+            for name, seconds in profile.phases
+        ],
+    })  # fmt: skip
 
 
 async def events(request: Request) -> Response:

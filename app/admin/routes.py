@@ -17,6 +17,7 @@ ROUTES: tuple[RouteRow, ...] = (
     RouteRow("/admin/api/blocks", ("GET",), api.blocks, _READ, "blocks"),
     RouteRow("/admin/api/steps", ("GET",), api.steps, _READ, "steps"),
     RouteRow("/admin/api/steps/{step:int}", ("GET",), api.one_step, _READ, "one_step"),
+    RouteRow("/admin/api/phases", ("GET",), api.phases, _READ, "phases"),
     RouteRow("/admin/api/events", ("GET",), api.events, _READ, "engine_events"),
     RouteRow("/admin/api/info", ("GET",), api.info, _READ, "info"),
     RouteRow("/admin/api/limits", ("GET",), api.get_limits, _READ, "get_limits"),

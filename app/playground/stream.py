@@ -5,7 +5,7 @@
     delta     {generation_id, offset, text, num_output_tokens}
     status    {generation_id, status, detail, why, ...}      queued, prefilling, running or preempted
     done      {generation_id, finish_reason, error, stats, offset, preemptions}    unless it had ended before hello
-    tick      {server_time}                                  after a silence
+    tick      {server_time, dead, stuck}                     at the begin, and after a silence
     bye       {reason}
 
 A reader holds positions in the texts, no queue: whatever came while it was busy is one delta. `offset` says where a
@@ -57,6 +57,7 @@ class ChatStreams:
         generations: where the texts are.
         fold: the live state, for what the texts don't tell.
         now: monotonic seconds.
+        stuck: the step that takes too long, while there is one (see `app.health.stuck`).
         frame_interval_s: least time between two writes on one stream.
         tick_s: longest silence.
     """
@@ -66,6 +67,7 @@ class ChatStreams:
         generations: Generations,
         fold: Fold,
         now: Callable[[], float],
+        stuck: Callable[[], Json | None] = lambda: None,
         *,
         frame_interval_s: float = 1 / 30,
         tick_s: float = 5.0,
@@ -73,6 +75,7 @@ class ChatStreams:
         self._generations = generations
         self._fold = fold
         self._now = now
+        self._stuck = stuck
         self._frame_interval_s = frame_interval_s
         self._tick_s = tick_s
         self._readers: dict[str, set[Reader]] = {}
@@ -108,6 +111,7 @@ class ChatStreams:
             reader.waker.close(self._closing)
         try:
             yield frame("hello", {"protocol": PROTOCOL})
+            yield self._tick()
             while True:
                 news = self.news(reader)
                 for part in parts(news):
@@ -118,13 +122,18 @@ class ChatStreams:
                     yield frame("bye", {"reason": reader.waker.closing})
                     return
                 elif not await reader.waker.wait(self._tick_s):
-                    yield frame("tick", {"server_time": round(time.time(), 3)})
+                    yield self._tick()
         finally:
             readers = self._readers[client_id]
             readers.discard(reader)
             if not readers:
                 del self._readers[client_id]
                 self._generations.reader_left(client_id)
+
+    def _tick(self) -> bytes:
+        """How the engine is, for those who may not see more of it."""
+        now = round(time.time(), 3)
+        return frame("tick", {"server_time": now, "dead": self._fold.dead_reason, "stuck": self._stuck()})
 
     async def _pause(self, reader: Reader) -> None:
         """Between two writes; cut short by the first text of an answer."""

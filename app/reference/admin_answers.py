@@ -183,6 +183,23 @@ class Steps(Answer):
     last_step: int
 
 
+class Phase(Answer):
+    """One part of a step."""
+
+    name: str
+    ms: float
+    is_bookkeeping: bool  # Python's part; the rest is the model's
+
+
+class Phases(Answer):
+    """Where the time of the latest steps went: medians."""
+
+    num_steps: int
+    last_step: int
+    step_ms: float
+    phases: list[Phase]
+
+
 class LimitInfo(Answer):
     """One limit and what a person wants to know of it."""
 

@@ -51,6 +51,8 @@ OPERATIONS: tuple[Operation, ...] = (
             _LIMIT,
         ),
     ),
+    Operation("phases", STATE, "Where the time of a step goes", "Medians over the latest steps, in milliseconds.",
+              answer=answers.Phases, parameters=(_LIMIT,)),
     Operation(
         "one_step", STATE, "One step", "What was decided and done in it.", answer=answers.Step,
         errors={404: "not in the trace any more, or not yet"},

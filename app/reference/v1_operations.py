@@ -54,7 +54,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         "create_response", GENERATION, "Responses, text only",
-        "OpenAI's newer API for the same. Nothing is stored, and no tool is called. A stream is server-sent events with "
+        "OpenAI's newer API for the same. Nothing is stored, no tool is called. A stream is server-sent events with "
         "their type as name, from `response.created` to `response.completed` or `response.incomplete`.",
         body=(ResponsesBody,), answer=ResponseObject, event=ResponseEvent, is_closed_by_done=False,
         errors=_GENERATION_ERRORS,

@@ -7,6 +7,7 @@ const LOOK = {
   LIVE: ["live", "chip-ok"],
   "VIEW PAUSED": ["eye-off", ""],
   "ENGINE PAUSED": ["hold", "chip-warn"],
+  "ENGINE STUCK": ["alert", "chip-danger"],
   "ENGINE DEAD": ["alert", "chip-danger"],
   STALE: ["stale", "chip-warn"],
   DISCONNECTED: ["off", "chip-danger"],

@@ -5,9 +5,10 @@ const MAX_STEPS = 600;
 const MAX_EVENTS = 200;
 const MAX_OWNERS = 4096;
 const SCALARS = [
-  "seq", "step", "server_time", "paused", "pause_reason", "draining", "dead", "limits", "limits_version", "kv", "counters",
-  "rates", "num_viewers",
+  "seq", "step", "server_time", "paused", "pause_reason", "draining", "dead", "limits", "limits_version", "rates", "num_viewers",
+  "waiting_total",
 ];
+const FIELDWISE = ["kv", "counters"]; // of these a delta says the fields that changed
 
 /** A state before the first keyframe: nothing known. */
 export function emptyState() {
@@ -21,6 +22,7 @@ export function emptyState() {
     pause_reason: null,
     draining: false,
     dead: null,
+    stuck: null, // {step, running_s, limit_s} while a step takes too long
     limits: null,
     limits_version: null,
     kv: null,
@@ -40,6 +42,14 @@ export function emptyState() {
 
 function takeScalars(state, frame) {
   for (const name of SCALARS) if (name in frame) state[name] = frame[name];
+  for (const name of FIELDWISE) if (name in frame) state[name] = { ...state[name], ...frame[name] };
+  state.stuck = frame.stuck ?? null;
+}
+
+/** What a tick says of the state: it comes when nothing else does. */
+export function applyTick(state, tick) {
+  if (tick.server_time !== undefined) state.server_time = tick.server_time;
+  state.stuck = tick.stuck ?? null;
 }
 
 function keepLast(list, added, max) {
@@ -57,7 +67,6 @@ export function applyKey(state, key) {
   for (const row of key.waiting) state.rows.set(row.id, row);
   state.running = key.running.map((row) => row.id);
   state.waiting = key.waiting.map((row) => row.id);
-  state.waiting_total = key.waiting_total ?? key.waiting.length;
   const blocks = key.blocks ?? { state: [], ref: [], owner: [], owners: [] };
   state.blocks = {
     state: Uint8Array.from(blocks.state),
@@ -67,17 +76,6 @@ export function applyKey(state, key) {
   };
   state.recent_steps = (key.recent_steps ?? []).slice(-MAX_STEPS);
   state.recent_events = (key.recent_events ?? []).slice(-MAX_EVENTS);
-}
-
-/** Index of an owner in the table, added if new. `indexes` is rebuilt by the caller when the table is compacted. */
-function ownerIndex(blocks, indexes, id) {
-  if (id === null || id === undefined) return -1;
-  let index = indexes.get(id);
-  if (index === undefined) {
-    index = blocks.owners.push(id) - 1;
-    indexes.set(id, index);
-  }
-  return index;
 }
 
 /** Drops owners that own nothing any more, so that a page open for days does not grow. */
@@ -93,40 +91,59 @@ function compactOwners(blocks) {
   blocks.owners = owners;
 }
 
-function applyBlocks(blocks, changed) {
+function applyBlocks(blocks, runs, running) {
   if (blocks.owners.length > MAX_OWNERS) compactOwners(blocks);
-  const indexes = new Map(blocks.owners.map((id, index) => [id, index]));
-  for (const [id, blockState, ref, owner] of changed) {
-    if (id >= blocks.state.length) continue;
-    blocks.state[id] = blockState;
-    blocks.ref[id] = ref;
-    blocks.owner[id] = ownerIndex(blocks, indexes, owner);
+  const known = new Map(blocks.owners.map((id, index) => [id, index]));
+  for (const [first, count, blockState, ref, place] of runs) {
+    let owner = -1;
+    if (place >= 0) {
+      const id = running[place];
+      owner = known.get(id) ?? blocks.owners.push(id) - 1;
+      known.set(id, owner);
+    }
+    blocks.state.fill(blockState, first, first + count);
+    blocks.ref.fill(ref, first, first + count);
+    blocks.owner.fill(owner, first, first + count);
   }
+}
+
+/** The ids that stayed in `before`, and those that came, where they came to. */
+function applyOrder(name, before, delta, stays) {
+  const whole = delta[`${name}_order`];
+  if (whole) return whole;
+  let order = before.filter(stays);
+  for (const [after, ...moved] of delta[`${name}_moves`] ?? []) {
+    const ids = new Set(moved);
+    order = order.filter((id) => !ids.has(id));
+    order.splice(after === null ? 0 : order.indexOf(after) + 1, 0, ...moved);
+  }
+  return order;
 }
 
 /** Folds one delta into the state (in place). */
 export function applyDelta(state, delta) {
   takeScalars(state, delta);
   for (const id of delta.removed ?? []) state.rows.delete(id);
-  for (const row of delta.rows ?? []) {
-    const before = state.rows.get(row.id);
-    // Of a row that is known come its id, its status and what changed.
-    state.rows.set(row.id, before ? { ...before, ...row } : row);
-  }
-  if (delta.rows?.length || delta.removed?.length || delta.running_order) {
+  // Of a row that is known come its id, its status and what changed.
+  for (const change of delta.rows ?? []) state.rows.set(change.id, { ...state.rows.get(change.id), ...change });
+  if (delta.rows || delta.removed || delta.running_order || delta.waiting_order) {
     const isRunning = (id) => state.rows.get(id)?.status === "RUNNING";
-    state.running = (delta.running_order ?? state.running).filter(isRunning);
-    const known = new Set(state.running);
-    for (const row of delta.rows ?? []) if (row.status === "RUNNING" && !known.has(row.id)) state.running.push(row.id);
-    if (!delta.waiting_order) {
-      state.waiting = state.waiting.filter((id) => state.rows.has(id) && !isRunning(id));
-      const queued = new Set(state.waiting);
-      for (const row of delta.rows ?? []) if (row.status !== "RUNNING" && !queued.has(row.id)) state.waiting.push(row.id);
-    }
+    state.running = applyOrder("running", state.running, delta, isRunning);
+    state.waiting = applyOrder("waiting", state.waiting, delta, (id) => state.rows.has(id) && !isRunning(id));
   }
-  if (delta.waiting_order) state.waiting = delta.waiting_order;
-  state.waiting_total = delta.waiting_total ?? state.waiting.length;
-  if (delta.blocks?.length) applyBlocks(state.blocks, delta.blocks);
+  for (const [index, output] of (delta.outputs ?? []).entries()) {
+    if (!output) continue;
+    const row = state.rows.get(state.running[index]);
+    const computed = row.num_prompt_tokens + output - 1;
+    state.rows.set(row.id, { ...row, num_output_tokens: output, num_computed_tokens: computed });
+  }
+  for (const [index, start, ...tail] of delta.tails ?? []) {
+    const row = state.rows.get(state.running[index]);
+    // A new array: whoever holds the old one keeps what was.
+    const table = [...row.block_table.slice(0, start), ...tail];
+    state.rows.set(row.id, { ...row, block_table: table, num_blocks: table.length });
+  }
+  if (delta.blocks) applyBlocks(state.blocks, delta.blocks, state.running);
   keepLast(state.recent_steps, delta.steps, MAX_STEPS);
   keepLast(state.recent_events, delta.events, MAX_EVENTS);
 }

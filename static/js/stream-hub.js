@@ -2,7 +2,7 @@
 // has a hub of its own. A tab that is hidden, has paused its view or does not keep up gets no frames; when it is back
 // it gets a keyframe from the hub's own folded state, so it is current at once and nothing piles up for it.
 
-import { applyChat, applyDelta, applyKey, emptyState } from "./stream-fold.js";
+import { applyChat, applyDelta, applyKey, applyTick, emptyState } from "./stream-fold.js";
 
 const MAX_UNACKED = 16;
 const SILENT_MS = 15_000; // heartbeats come every 5 s: after this the connection is dead, whatever TCP says
@@ -183,8 +183,8 @@ export class Hub {
     } else if (event === "delta") {
       if (!this.state.ready) return;
       applyDelta(this.state, data);
-    } else if (event === "tick" && data.server_time !== undefined) {
-      this.state.server_time = data.server_time;
+    } else if (event === "tick") {
+      applyTick(this.state, data);
     }
     for (const [port, tab] of this.ports) {
       if (!tab.engine || !tab.isVisible) {
@@ -208,9 +208,10 @@ export class Hub {
   beat() {
     if (this.frameAt - this.beatAt < 500) return;
     this.beatAt = this.frameAt;
-    const { step, paused, pause_reason, draining, dead } = this.state;
+    const { step, paused, pause_reason, draining, dead, stuck } = this.state;
+    const data = { step, paused, pause_reason, draining, dead, stuck };
     for (const [port, tab] of this.ports) {
-      if (tab.engine && tab.isVisible && tab.isViewPaused) port.postMessage({ type: "beat", data: { step, paused, pause_reason, draining, dead }, at: this.frameAt });
+      if (tab.engine && tab.isVisible && tab.isViewPaused) port.postMessage({ type: "beat", data, at: this.frameAt });
     }
   }
 

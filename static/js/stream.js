@@ -6,12 +6,13 @@
 //     onState(connection)     {status, age_ms, ...}, when it changes, and each second while it is not LIVE
 //   engineStream.state        the folded state; see stream-fold.js for its fields
 //   engineStream.pauseView(), resumeView(), isViewPaused     this page only: the state stays as it is until resumed
-//   chatStream.subscribe(fn)  fn(event, data, generation): snapshot | delta | status | done, folded text in `generation`
+//   chatStream.subscribe(fn)  fn(event, data, generation): snapshot | delta | status | done, folded text in `generation`;
+//                             tick {dead, stuck} and connection {open} without one
 //
-// status: LIVE | VIEW PAUSED | ENGINE PAUSED | ENGINE DEAD | STALE (nothing heard for 6 s) | DISCONNECTED | CONNECTING
+// status: LIVE | VIEW PAUSED | ENGINE PAUSED | ENGINE STUCK | ENGINE DEAD | STALE (nothing heard for 6 s) | DISCONNECTED | CONNECTING
 
 import { api, clientId, page, randomId } from "./page.js";
-import { applyChat, applyDelta, applyKey, emptyState } from "./stream-fold.js";
+import { applyChat, applyDelta, applyTick, emptyState } from "./stream-fold.js";
 import { Hub } from "./stream-hub.js";
 
 const STALE_MS = 6000;
@@ -72,13 +73,13 @@ class EngineStream {
   constructor() {
     this.state = emptyState();
     this.isViewPaused = false;
-    this.connection = { status: "CONNECTING", age_ms: null, engine_paused: false, pause_reason: null, draining: false, dead: null };
+    this.connection = { status: "CONNECTING", age_ms: null, engine_paused: false, pause_reason: null, draining: false, dead: null, stuck: null };
     this.subscribers = new Set();
     this.isOpen = false;
     this.everOpen = false;
     this.frameAt = 0;
     this.startedAt = Date.now();
-    this.engine = { paused: false, pause_reason: null, draining: false, dead: null };
+    this.engine = { paused: false, pause_reason: null, draining: false, dead: null, stuck: null };
     this.liveStep = null; // the engine's own step, also while the view is paused
   }
 
@@ -120,7 +121,8 @@ class EngineStream {
         this.emit("onDelta", message.data, this.state);
         break;
       case "tick":
-        if (!this.isViewPaused && message.data.server_time !== undefined) this.state.server_time = message.data.server_time;
+        if (!this.isViewPaused) applyTick(this.state, message.data);
+        this.engine.stuck = message.data.stuck ?? null;
         this.emit("onTick", message.data, this.state);
         break;
       case "beat":
@@ -136,9 +138,15 @@ class EngineStream {
     this.check();
   }
 
-  takeEngine({ step, paused, pause_reason, draining, dead }) {
+  takeEngine({ step, paused, pause_reason, draining, dead, stuck }) {
     this.liveStep = step ?? this.liveStep;
-    this.engine = { paused: Boolean(paused), pause_reason: pause_reason ?? null, draining: Boolean(draining), dead: dead || null };
+    this.engine = {
+      paused: Boolean(paused),
+      pause_reason: pause_reason ?? null,
+      draining: Boolean(draining),
+      dead: dead || null,
+      stuck: stuck ?? null,
+    };
   }
 
   /** Milliseconds since anything was heard, or null before the first time. */
@@ -152,17 +160,20 @@ class EngineStream {
     if (age === null) return "CONNECTING";
     if (age > STALE_MS) return "STALE";
     if (this.engine.dead) return "ENGINE DEAD";
+    if (this.engine.stuck) return "ENGINE STUCK";
     if (this.isViewPaused) return "VIEW PAUSED";
     return this.engine.paused ? "ENGINE PAUSED" : "LIVE";
   }
 
   check(isTimer = false) {
     const { paused, pause_reason, draining, dead } = this.engine;
+    const stuck = this.engine.stuck && { ...this.engine.stuck, running_s: this.engine.stuck.running_s + this.ageMs / 1000 };
     const status = this.status();
     const before = this.connection;
     const isChanged =
-      status !== before.status || paused !== before.engine_paused || pause_reason !== before.pause_reason || draining !== before.draining || dead !== before.dead;
-    this.connection = { status, age_ms: this.ageMs, engine_paused: paused, pause_reason, draining, dead };
+      status !== before.status || paused !== before.engine_paused || pause_reason !== before.pause_reason || draining !== before.draining || dead !== before.dead ||
+      stuck?.step !== before.stuck?.step;
+    this.connection = { status, age_ms: this.ageMs, step: this.liveStep, engine_paused: paused, pause_reason, draining, dead, stuck };
     if (isChanged || (isTimer && status !== "LIVE")) this.emit("onState", this.connection);
   }
 
@@ -205,6 +216,7 @@ class ChatStream {
       return;
     }
     const { event, data } = message;
+    if (event === "tick") this.emit("tick", data, null);
     if (data?.generation_id === undefined) return;
     const generation = applyChat(this.generations, event, data);
     if (generation === null) this.refetch(data.generation_id);

@@ -1,6 +1,7 @@
-// The bar and the banner of every page: how the engine is, ten times a second at most, in fixed widths.
+// The bar of every page, and when its banner is shown: how the engine is, ten times a second at most, in fixed widths.
 
-import { brief, count, icon, page, setText } from "./page.js";
+import { showBanner } from "./banner.js";
+import { brief, count, page, setText } from "./page.js";
 import { showState } from "./state-chip.js";
 import { engineStream } from "./stream.js";
 
@@ -10,35 +11,6 @@ const byId = (id) => document.getElementById(id);
 function showConnection(connection) {
   showState(connection);
   showBanner(connection);
-}
-
-function bannerText(connection) {
-  if (connection.dead) return ["The engine has stopped: ", String(connection.dead), "banner banner-danger", "alert"];
-  if (connection.engine_paused) return ["The engine is paused for everyone: ", connection.pause_reason || "no reason given", "banner", "hold"];
-  if (connection.draining) return ["The engine is draining: ", "what runs is finished, new requests are refused", "banner", "hold"];
-  return null;
-}
-
-function showBanner(connection) {
-  const banner = byId("engine-banner");
-  if (!banner) return;
-  const text = bannerText(connection);
-  const key = text ? text.join("") : "";
-  if (banner.dataset.text === key) return;
-  banner.dataset.text = key;
-  banner.hidden = !text;
-  if (!text) {
-    banner.replaceChildren();
-    return;
-  }
-  const [lead, detail, look, glyph] = text;
-  banner.className = look;
-  const strong = document.createElement("strong");
-  strong.textContent = lead;
-  const words = document.createElement("span");
-  words.className = "grow";
-  words.append(strong, detail);
-  banner.replaceChildren(icon(glyph), words);
 }
 
 function showNumbers(state) {

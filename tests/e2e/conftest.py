@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, Playwright, Route, expect, sync_playwright
 
+from tests.e2e.load import NUM_BLOCKS, Console, Load, load, paced
 from tests.e2e.parrot import Parrot, ParrotServer
 from tests.helpers.live_app import serve
 
@@ -202,3 +203,34 @@ def visit(browser_context: BrowserContext) -> Visit:
 def browser_page(browser_context: BrowserContext, visit: Visit) -> Page:
     """One tab of that profile. Uncaught errors are in `visit`."""
     return browser_context.new_page()
+
+
+@pytest.fixture
+def clean_page(browser_page: Page, visit: Visit) -> Iterator[Page]:
+    """That tab; no script may have failed and nothing may have been asked of another host."""
+    yield browser_page
+    assert visit.page_errors == []
+    assert visit.outside_requests == []
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """An application on a fake model with a pool that eight long requests don't fit into."""
+    with serve(num_blocks=NUM_BLOCKS, max_num_seqs=8, before_step=paced) as live:
+        yield live.address
+
+
+@pytest.fixture
+def console(address: str) -> Iterator[Console]:
+    """Its admin API, with the limits as they were at the start."""
+    console = Console(address)
+    limits = console.state()["limits"]
+    yield console
+    console.set_limits(**limits)
+
+
+@pytest.fixture
+def traffic(console: Console) -> Iterator[Load]:
+    """Requests to it, gone when the test ends."""
+    with load(console) as traffic:
+        yield traffic

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+NUM_BLOCKS = 64  # of the fixture `address`
 STEP_S = 0.02
 ANSWER_S = 240  # an upper bound for a busy machine
 

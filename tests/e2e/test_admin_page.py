@@ -3,51 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import BrowserContext, Locator, Page, expect
 
-from tests.e2e.load import Console, Load, load, paced
-from tests.helpers.live_app import serve
+from tests.e2e.load import NUM_BLOCKS, Console, Load
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
-NUM_BLOCKS = 64
 expect.set_options(timeout=20_000)  # an upper bound for a busy machine; nothing waits longer than it must
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """An application on a fake model."""
-    with serve(num_blocks=NUM_BLOCKS, max_num_seqs=8, before_step=paced) as live:
-        yield live.address
-
-
 @pytest.fixture
-def console(address: str) -> Iterator[Console]:
-    """Its admin API, with the limits as they were at the start."""
-    console = Console(address)
-    limits = console.state()["limits"]
-    yield console
-    console.set_limits(**limits)
-
-
-@pytest.fixture
-def traffic(console: Console) -> Iterator[Load]:
-    """Requests, gone when the test ends."""
-    with load(console) as traffic:
-        yield traffic
-
-
-@pytest.fixture
-def page(browser_page: Page, address: str, visit: object) -> Iterator[Page]:
-    """/admin, live; no script may have failed and nothing may have been asked of another host."""
-    browser_page.goto(f"{address}/admin")
-    expect(browser_page.locator("#bar-state")).to_contain_text("LIVE")
-    yield browser_page
-    assert visit.page_errors == []  # type: ignore[attr-defined]
-    assert visit.outside_requests == []  # type: ignore[attr-defined]
+def page(clean_page: Page, address: str) -> Page:
+    """/admin, live."""
+    clean_page.goto(f"{address}/admin")
+    expect(clean_page.locator("#bar-state")).to_contain_text("LIVE")
+    return clean_page
 
 
 def field(page: Page, name: str) -> Locator:

@@ -3,54 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
 from app.settings import Settings
-from tests.e2e.load import Console, Load, load, paced
+from tests.e2e.load import NUM_BLOCKS, Console, Load, load
 from tests.helpers.live_app import KEYS, READ_ONLY, serve
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
-NUM_BLOCKS = 64
 expect.set_options(timeout=20_000)  # an upper bound for a busy machine; nothing waits longer than it must
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """An application on a fake model with a pool that eight long requests don't fit into."""
-    with serve(num_blocks=NUM_BLOCKS, max_num_seqs=8, before_step=paced) as live:
-        yield live.address
-
-
 @pytest.fixture
-def console(address: str) -> Iterator[Console]:
-    """Its admin API, with the limits as they were at the start."""
-    console = Console(address)
-    limits = console.state()["limits"]
-    yield console
-    console.set_limits(**limits)
-
-
-@pytest.fixture
-def traffic(console: Console) -> Iterator[Load]:
-    """Requests, gone when the test ends."""
-    with load(console) as traffic:
-        yield traffic
-
-
-@pytest.fixture
-def page(browser_page: Page, address: str, visit: object) -> Iterator[Page]:
-    """/engine, live; no script may have failed and nothing may have been asked of another host."""
-    browser_page.goto(f"{address}/engine")
-    expect(browser_page.locator("#bar-state")).to_contain_text(re.compile("LIVE|ENGINE PAUSED"))
-    expect(browser_page.locator("#map-stage")).to_have_attribute("data-ready", "true")
-    yield browser_page
-    assert visit.page_errors == []  # type: ignore[attr-defined]
-    assert visit.outside_requests == []  # type: ignore[attr-defined]
+def page(clean_page: Page, address: str) -> Page:
+    """/engine, live."""
+    clean_page.goto(f"{address}/engine")
+    expect(clean_page.locator("#bar-state")).to_contain_text(re.compile("LIVE|ENGINE PAUSED"))
+    expect(clean_page.locator("#map-stage")).to_have_attribute("data-ready", "true")
+    return clean_page
 
 
 def number(text: str) -> int:
@@ -197,9 +171,9 @@ def test_pausing_the_engine_asks_why_tells_every_tab_and_steps_one_at_a_time(
     until_running(page, 3)
     expect(page.locator("[data-engine=step]").first).to_have_attribute("title", re.compile("Pause the engine first"))
     page.locator("[data-engine=pause]").click()
-    page.locator("#pause-dialog button[type=submit]").click()
-    expect(page.locator("#pause-dialog .field-error")).to_contain_text("Say why")
-    page.locator("#pause-reason").fill("counting blocks")
+    page.locator("#ask-yes").click()
+    expect(page.locator("#ask-dialog .field-error")).to_contain_text("Say why")
+    page.locator("#ask-reason").fill("counting blocks")
     page.keyboard.press("Enter")
     for tab in (page, other):
         expect(tab.locator("#engine-banner")).to_contain_text("counting blocks")
@@ -296,7 +270,7 @@ def test_a_read_only_role_sees_everything_and_can_do_nothing(browser_page: Page)
         expect(button).to_have_attribute("aria-disabled", "true")
         expect(button).to_have_attribute("title", re.compile("may look, not act"))
         button.click(force=True)
-        expect(browser_page.locator("#pause-dialog")).to_be_hidden()
+        expect(browser_page.locator("#ask-dialog")).to_be_hidden()
         browser_page.goto(f"{live.address}/admin")
         expect(browser_page.locator(".notice")).to_contain_text("Read-only")
         expect(browser_page.locator("#limit-max_num_seqs")).not_to_be_editable()

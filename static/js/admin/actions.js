@@ -1,51 +1,11 @@
 // The engine's switches on /admin. What cannot be taken back asks first, with the numbers it concerns.
 
 import { api, page, setText } from "../page.js";
+import { Question, pauseQuestion } from "../question.js";
 import { READ_ONLY } from "../engine/abort.js";
 import { count, integer } from "../engine/format.js";
 
 const byId = (id) => document.getElementById(id);
-
-/** One dialog for all questions; resolves with the reason (or true) when it is answered with yes, else null. */
-class Question {
-  constructor() {
-    this.dialog = byId("ask-dialog");
-    this.field = byId("ask-reason");
-    this.problem = this.dialog.querySelector(".field-error");
-    this.answer = null;
-    this.dialog.querySelector("form").addEventListener("submit", (event) => {
-      event.preventDefault();
-      const reason = this.field.value.trim();
-      if (this.wantsReason && !reason) {
-        setText(this.problem, "Say why: everyone sees it in the banner.");
-        this.field.setAttribute("aria-invalid", "true");
-        this.field.focus();
-        return;
-      }
-      this.answer = this.wantsReason ? reason : true;
-      this.dialog.close();
-    });
-    this.dialog.addEventListener("close", () => this.resolve?.(this.answer));
-    for (const button of this.dialog.querySelectorAll("[data-close]")) button.addEventListener("click", () => this.dialog.close());
-  }
-
-  ask({ title, text, yes, wantsReason = false }) {
-    this.wantsReason = wantsReason;
-    this.answer = null;
-    setText(byId("ask-title"), title);
-    setText(byId("ask-text"), text);
-    setText(byId("ask-yes"), yes);
-    setText(this.problem, "");
-    this.field.removeAttribute("aria-invalid");
-    this.field.value = "";
-    byId("ask-field").hidden = !wantsReason;
-    this.dialog.showModal();
-    (wantsReason ? this.field : byId("ask-yes")).focus();
-    return new Promise((resolve) => {
-      this.resolve = resolve;
-    });
-  }
-}
 
 export class Actions {
   constructor(root, hooks) {
@@ -65,12 +25,7 @@ export class Actions {
     const state = this.hooks.state();
     switch (button.dataset.action) {
       case "pause": {
-        const reason = await this.question.ask({
-          title: "Pause the engine for everyone?",
-          text: `${count(state.running.length, "running sequence")} and ${count(state.waiting_total, "waiting one")} stand still until someone resumes it.`,
-          yes: "Pause engine",
-          wantsReason: true,
-        });
+        const reason = await this.question.ask(pauseQuestion(state));
         if (reason) await this.post("/admin/api/engine/pause", { reason }, (r) => `Paused after step ${integer(r.step)}.`);
         break;
       }
@@ -125,7 +80,7 @@ export class Actions {
   refresh(state) {
     const { paused, draining, dead } = state;
     const chip = byId("engine-state");
-    const [word, look] = dead ? ["STOPPED", "chip-danger"] : paused ? ["PAUSED", "chip-warn"] : draining ? ["DRAINING", "chip-warn"] : state.ready ? ["RUNNING", "chip-ok"] : ["–", ""];
+    const [word, look] = dead ? ["STOPPED", "chip-danger"] : state.stuck ? ["STUCK", "chip-danger"] : paused ? ["PAUSED", "chip-warn"] : draining ? ["DRAINING", "chip-warn"] : state.ready ? ["RUNNING", "chip-ok"] : ["–", ""];
     setText(chip, word);
     chip.className = `chip ${look}`.trim();
     const isIdle = state.running.length === 0 && state.waiting_total === 0;

@@ -1,6 +1,7 @@
 // The chat page: joins the conversations, the answers being written, the transcript, the composer and the settings.
 
 import { api, copyText, el, page, plural, randomId, setText, toast } from "../page.js";
+import { showBanner } from "../banner.js";
 import { showState } from "../state-chip.js";
 import { Composer } from "./composer.js";
 import { curlCommand } from "./curl.js";
@@ -323,10 +324,17 @@ generations.addEventListener("receipt", ({ detail }) => {
   if (detail.conversationId === current?.id) reread();
 });
 generations.addEventListener("problem", ({ detail }) => toast(detail, { error: true }));
-generations.addEventListener("connection", ({ detail }) => {
-  // Who may not see the engine sees at least whether the server is there.
-  if (page.role === "inference") showState({ status: detail.open ? "LIVE" : "DISCONNECTED", age_ms: null });
-});
+// Who may not see the engine sees at least whether it is there.
+if (page.role === "inference") {
+  const showEngine = () => {
+    const { dead, stuck } = generations.engine;
+    const status = !generations.isConnected ? "DISCONNECTED" : dead ? "ENGINE DEAD" : stuck ? "ENGINE STUCK" : "LIVE";
+    showState({ status, age_ms: null });
+    showBanner(generations.engine);
+  };
+  generations.addEventListener("connection", showEngine);
+  generations.addEventListener("engine", showEngine);
+}
 
 store.addEventListener("list", () => {
   // Another tab, in which this conversation isn't open, may have marked it.

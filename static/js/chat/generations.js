@@ -9,13 +9,14 @@ import { addNode, messagesFor, store } from "./store.js";
 const SAVE_MS = 1000;
 const ORPHAN_MS = 2500; // after the stream is back, how long an answer may stay unmentioned before it is asked for
 
-/** Events: "change" {conversationId, nodeId}: text or status; "begin", "end": the same with {node}; "connection". */
+/** Events: "change" {conversationId, nodeId}: text or status; "begin", "end": the same with {node}; "connection", "engine". */
 export class Generations extends EventTarget {
   constructor() {
     super();
     this.links = new Map(); // generation id -> link
     this.byNode = new Map(); // node id -> link
     this.isConnected = true;
+    this.engine = { dead: null, stuck: null };
     this.openConversation = null; // the one on the screen: what ends elsewhere is marked unread
     chatStream.subscribe((event, data, generation) => this.receive(event, data, generation));
     this.linkStored();
@@ -150,6 +151,11 @@ export class Generations extends EventTarget {
       for (const link of this.links.values()) this.tell("change", link);
       return;
     }
+    if (event === "tick") {
+      this.tellEngine(data);
+      return;
+    }
+    if (this.engine.stuck) this.tellEngine({ ...this.engine, stuck: null }); // what comes now came from a step
     const link = this.links.get(data.generation_id);
     if (!link) {
       if (event === "snapshot") this.adopt(generation);
@@ -170,6 +176,12 @@ export class Generations extends EventTarget {
     this.countTokens(link, generation.num_output_tokens ?? 0);
     if (generation.status === "done") this.finish(link, generation);
     else this.tell("change", link);
+  }
+
+  /** How the engine is, as far as who only chats is told. */
+  tellEngine(engine) {
+    this.engine = engine;
+    this.dispatchEvent(new CustomEvent("engine", { detail: engine }));
   }
 
   /** Joins an answer to the question of an earlier page that never learned its id. */

@@ -1,11 +1,10 @@
 // The two kinds of pause, kept apart: this view (my screen), and the engine (everyone).
 
 import { api, page, setText, toast } from "../page.js";
+import { Question, pauseQuestion } from "../question.js";
 import { engineStream } from "../stream.js";
 import { READ_ONLY } from "./abort.js";
 import { count, integer } from "./format.js";
-
-const byId = (id) => document.getElementById(id);
 
 /** Buttons that act on the engine, for everyone. */
 export class EngineControls {
@@ -14,7 +13,7 @@ export class EngineControls {
     this.pause = root.querySelector("[data-engine=pause]");
     this.resume = root.querySelector("[data-engine=resume]");
     this.steps = [...root.querySelectorAll("[data-engine=step]")];
-    this.dialog = byId("pause-dialog");
+    this.question = new Question();
     this.isBusy = false;
     this.isAdmin = page.role === "admin";
     this.pause.addEventListener("click", () => this.#isEnabled(this.pause) && this.#ask());
@@ -22,42 +21,23 @@ export class EngineControls {
     for (const button of this.steps) {
       button.addEventListener("click", () => this.#isEnabled(button) && this.#post("step", { n: Number(button.dataset.n) }));
     }
-    this.dialog.querySelector("form").addEventListener("submit", (event) => {
-      event.preventDefault();
-      this.#pauseNow();
-    });
-    for (const button of this.dialog.querySelectorAll("[data-close]")) button.addEventListener("click", () => this.dialog.close());
   }
 
   #isEnabled(button) {
     return button.getAttribute("aria-disabled") !== "true";
   }
 
-  #ask() {
-    const field = this.dialog.querySelector("input");
-    field.value = "";
-    this.dialog.showModal();
-    field.focus();
-  }
-
-  async #pauseNow() {
-    const field = this.dialog.querySelector("input");
-    const reason = field.value.trim();
-    const problem = this.dialog.querySelector(".field-error");
-    setText(problem, reason ? "" : "Say why: everyone sees it in the banner.");
-    field.setAttribute("aria-invalid", String(!reason));
-    if (!reason) return;
-    if (await this.#post("pause", { reason })) this.dialog.close();
+  async #ask() {
+    const reason = await this.question.ask(pauseQuestion(engineStream.state));
+    if (reason) await this.#post("pause", { reason });
   }
 
   async #post(action, body) {
     this.isBusy = true;
     try {
       await api("POST", `/admin/api/engine/${action}`, body ?? {});
-      return true;
     } catch (error) {
       toast(`The engine did not ${action}: ${error.message}`, { error: true });
-      return false;
     } finally {
       this.isBusy = false;
     }

@@ -10,6 +10,7 @@ import { Feed } from "./feed.js";
 import { parseFilter } from "./filter.js";
 import { count, integer, shortId } from "./format.js";
 import { BlockMap, blockSentence } from "./map.js";
+import { Phases } from "./phases.js";
 import { RunningTable, WaitingTable } from "./rows.js";
 import { Summary, Tooltip } from "./tooltip.js";
 import { LossWatcher, View } from "./view.js";
@@ -36,6 +37,7 @@ class EnginePage {
     this.waiting = new WaitingTable(byId("waiting"), hooks);
     this.feed = new Feed(byId("feed"), (id) => this.select(id));
     this.charts = new Charts(byId("strip"), this.view);
+    this.phases = new Phases(byId("phases"), () => engineStream.isViewPaused);
     this.counters = new CounterStrip(byId("counters"));
     this.controls = new EngineControls(byId("engine-controls"));
     this.viewPause = new ViewPause(byId("view-pause"), byId("frozen-note"), () => {

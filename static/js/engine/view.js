@@ -109,14 +109,20 @@ export class LossWatcher {
       for (const block of this.tables.get(event.id) ?? []) preempted.add(block);
     }
     const evictions = (delta.events ?? []).some((event) => event.kind === "evicted" || event.kind === "reset");
-    for (const [block, state] of delta.blocks ?? []) {
-      if (evictions && this.states[block] === CACHED && this.#isEvicted(block, state)) evicted.add(block);
-      this.states[block] = state;
+    for (const [first, count, state] of delta.blocks ?? []) {
+      for (let block = first; block < first + count; block += 1) {
+        if (evictions && this.states[block] === CACHED && this.#isEvicted(block, state)) evicted.add(block);
+        this.states[block] = state;
+      }
     }
     for (const id of delta.removed ?? []) this.tables.delete(id);
     for (const row of delta.rows ?? []) {
       if (row.status !== "RUNNING") this.tables.delete(row.id);
       else this.tables.set(row.id, this.view.row(row.id)?.block_table ?? []);
+    }
+    for (const [index] of delta.tails ?? []) {
+      const row = this.view.row(this.view.raw.running[index]);
+      if (row) this.tables.set(row.id, row.block_table);
     }
     return { preempted, evicted };
   }

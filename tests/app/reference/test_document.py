@@ -216,6 +216,7 @@ def test_real_answers_of_the_admin_api_conform_while_there_is_work() -> None:
             assert len(blocks["blocks"]) == 8
             steps = conforms(admin_answers.Steps, (await request(app, "GET", "/admin/api/steps")).body)
             assert len(steps["steps"]) == 2
+            assert conforms(admin_answers.Phases, (await request(app, "GET", "/admin/api/phases")).body)["num_steps"] == 2
             conforms(admin_answers.Step, (await request(app, "GET", "/admin/api/steps/1")).body)
             for row in (*state["running"], *state["waiting"]):
                 path = f"/admin/api/requests/{row['request_id']}/abort"

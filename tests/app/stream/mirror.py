@@ -7,7 +7,9 @@ from typing import Any
 
 SCALARS = (
     "seq", "step", "paused", "pause_reason", "draining", "dead", "limits", "limits_version", "kv", "counters",
+    "waiting_total",
 )  # fmt: skip
+FIELDWISE = ("kv", "counters")
 
 
 class Mirror:
@@ -18,7 +20,7 @@ class Mirror:
         self.rows: dict[str, dict[str, Any]] = {}
         self.running: list[str] = []
         self.waiting: list[str] = []
-        self.waiting_total = 0
+        self.stuck: dict[str, Any] | None = None
         self.blocks: list[tuple[int, int, str | None]] = []
         self.steps: list[list[float]] = []
         self.events: list[dict[str, Any]] = []
@@ -31,6 +33,7 @@ class Mirror:
         self.kinds.append(event)
         self.last_id = event_id or self.last_id
         self.rates = data.get("rates", self.rates)
+        self.stuck = data.get("stuck")
         if event == "key":
             self._key(data)
         elif event == "delta":
@@ -41,7 +44,6 @@ class Mirror:
         self.rows = {row["id"]: row for row in (*data["running"], *data["waiting"])}
         self.running = [row["id"] for row in data["running"]]
         self.waiting = [row["id"] for row in data["waiting"]]
-        self.waiting_total = data["waiting_total"]
         blocks = data["blocks"]
         owners = [*blocks["owners"], None]
         self.blocks = [
@@ -50,25 +52,51 @@ class Mirror:
         ]
         self.steps, self.events = list(data["recent_steps"]), list(data["recent_events"])
 
+    @property
+    def waiting_total(self) -> int:
+        """How many wait, those included that are not shown."""
+        return int(self.scalars["waiting_total"])
+
     def _delta(self, data: dict[str, Any]) -> None:
-        self.scalars.update({name: data[name] for name in SCALARS if name in data})
+        for name in SCALARS:
+            if name in data:
+                self.scalars[name] = {**self.scalars[name], **data[name]} if name in FIELDWISE else data[name]
         for seq_id in data.get("removed", ()):
             del self.rows[seq_id]
-        for row in data.get("rows", ()):
-            self.rows[row["id"]] = {**self.rows.get(row["id"], {}), **row}
-        self.running = data.get("running_order", self.running)
-        self.waiting = data.get("waiting_order", self.waiting)
-        self.waiting_total = data["waiting_total"]
-        for block_id, state, ref, owner in data.get("blocks", ()):
-            self.blocks[block_id] = (state, ref, owner)
+        for change in data.get("rows", ()):
+            self.rows[change["id"]] = {**self.rows.get(change["id"], {}), **change}
+        self.running = self._order("running", self.running, data, is_running=True)
+        self.waiting = self._order("waiting", self.waiting, data, is_running=False)
+        for seq_id, output in zip(self.running, data.get("outputs", ()), strict=False):
+            if output:
+                row = self.rows[seq_id]
+                computed = row["num_prompt_tokens"] + output - 1
+                self.rows[seq_id] = {**row, "num_output_tokens": output, "num_computed_tokens": computed}
+        for index, start, *tail in data.get("tails", ()):
+            row = self.rows[self.running[index]]
+            table = row["block_table"][:start] + tail
+            self.rows[row["id"]] = {**row, "block_table": table, "num_blocks": len(table)}
+        for first, count, state, ref, owner in data.get("blocks", ()):
+            seq_id = None if owner < 0 else self.running[owner]
+            self.blocks[first : first + count] = [(state, ref, seq_id)] * count
         self.steps += data.get("steps", ())
         self.events += data.get("events", ())
+
+    def _order(self, name: str, before: list[str], data: dict[str, Any], *, is_running: bool) -> list[str]:
+        if f"{name}_order" in data:
+            return list(data[f"{name}_order"])
+        order = [i for i in before if i in self.rows and (self.rows[i]["status"] == "RUNNING") is is_running]
+        for after, *moved in data.get(f"{name}_moves", ()):
+            order = [i for i in order if i not in moved]
+            place = 0 if after is None else order.index(after) + 1
+            order[place:place] = moved
+        return order
 
     def state(self) -> dict[str, Any]:
         """All of it but the history, comparable."""
         return {
             **self.scalars, "rows": self.rows, "running": self.running, "waiting": self.waiting,
-            "waiting_total": self.waiting_total, "blocks": self.blocks,
+            "blocks": self.blocks,
         }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from app.admin.frames import MAX_WAITING_ROWS
+from app.sse import frame
 from engine.core.limits import Limits
 from engine.errors import RequestError
 from tests.app.stream.mirror import Mirror
@@ -91,7 +92,12 @@ def test_the_steps_of_a_frame_say_how_many_ran_and_waited_after_each() -> None:
     assert by_step == first_seen
 
 
-def test_a_decode_step_costs_a_few_bytes_per_sequence() -> None:
+REQUEST_ID = "chatcmpl-0f1e2d3c4b5a69788796a5b4c3d2{:04x}"  # as long as those of /v1
+MAX_BYTES_PER_S = 40 * 1024
+FRAMES_PER_S = 20
+
+
+def test_a_decode_step_costs_one_number_per_sequence() -> None:
     stage = Stage(num_blocks=256)
     for number in range(8):
         stage.submit(f"r-{number}", 100, max_tokens=100)
@@ -100,9 +106,46 @@ def test_a_decode_step_costs_a_few_bytes_per_sequence() -> None:
     stage.begin()
     stage.step()
     delta = stage.publish()
-    assert [set(r) for r in delta["rows"]] == [{"id", "status", "num_output_tokens", "num_computed_tokens"}] * 8
-    assert "limits" not in delta
-    assert "waiting_order" not in delta
+    assert delta["outputs"] == [4] * 8
+    assert set(delta["counters"]) == {"generation_tokens"}
+    always = {"seq", "step", "server_time", "rates", "num_viewers"}
+    assert set(delta) == {*always, "outputs", "counters", "steps"}
+
+
+def bytes_per_s(stage: Stage, num_frames: int, *, arrivals: int = 0) -> float:
+    """Of frames at the highest rate, 20 per second, at 30 steps per second; every other brings so many new requests."""
+    rng = random.Random(0)
+    total, number = 0, 10_000
+    for index in range(num_frames):
+        for _ in range(arrivals if index % 2 else 0):
+            number += 1
+            stage.submit(REQUEST_ID.format(number), rng.randint(32, 256), max_tokens=rng.randint(32, 256))
+        stage.step(1 + index % 2)
+        total += len(frame("delta", stage.publish(), "0badc0de-123456"))
+    assert stage.mirror.state() == expected(stage.fold)
+    return total / num_frames * FRAMES_PER_S
+
+
+@pytest.mark.parametrize("num_blocks", [1024, 50_000])
+def test_64_sequences_that_decode_cost_less_than_the_stream_may(num_blocks: int) -> None:
+    stage = Stage(num_blocks=num_blocks, max_num_seqs=64)
+    for number in range(64):
+        stage.submit(REQUEST_ID.format(number), 64 + number, max_tokens=200)
+    stage.step(8)
+    stage.apply()
+    stage.begin()
+    assert bytes_per_s(stage, 100) < MAX_BYTES_PER_S / 2
+
+
+def test_64_sequences_of_a_long_queue_that_come_and_go_cost_less_than_the_stream_may() -> None:
+    stage = Stage(num_blocks=50_000, max_num_seqs=64, max_num_queued_reqs=2000)
+    for number in range(300):
+        stage.submit(REQUEST_ID.format(number), 32 + number % 200, max_tokens=32 + (7 * number) % 224)
+    stage.step(8)
+    stage.apply()
+    stage.begin()
+    assert bytes_per_s(stage, 100, arrivals=1) < MAX_BYTES_PER_S
+    assert stage.fold.num_waiting > MAX_WAITING_ROWS
 
 
 def test_a_row_is_whole_when_it_comes_into_the_window_of_rows_that_are_shown() -> None:

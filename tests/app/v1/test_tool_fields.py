@@ -1,4 +1,4 @@
-"""Tools on offer, as chat front ends send them with each message: the answer is text, and only a forced call is refused."""
+"""Tools on offer, as chat front ends send them with each message: the answer is text; a forced call is refused."""
 
 from __future__ import annotations
 

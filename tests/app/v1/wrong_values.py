@@ -50,7 +50,8 @@ COMMON_FIELDS: dict[str, tuple[str, list[object]]] = {  # field -> (its type, va
 }  # fmt: skip
 TOOL_FIELDS: dict[str, tuple[str, list[object]]] = {
     "tools": ("", [7, "x", {}, True, [7], [None], [[]]]),
-    "tool_choice": ("", [7, True, [], {}, "", "required", "any", {"type": 7}, {"type": "any"}, {"type": "tool", "name": "f"},
+    "tool_choice": ("", [7, True, [], {}, "", "required", "any", {"type": 7}, {"type": "any"},
+                         {"type": "tool", "name": "f"},
                          {"type": "function", "function": {"name": "f"}}, {"type": "allowed_tools", "mode": "required"},
                          {"type": "allowed_tools", "allowed_tools": {"mode": "required"}}]),
 }  # fmt: skip
