@@ -23,7 +23,15 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.precision import dot, narrow
-from kernels.gpu.tiling import DECODE, MAX_SPLITS, MIN_SECTION, PREFILL, num_splits, padded, padded_head_dim
+from kernels.gpu.tiling import (
+    DECODE,
+    MAX_SPLITS,
+    MIN_SECTION,
+    num_splits,
+    padded,
+    padded_head_dim,
+    prefill_tiling,
+)
 from kernels.layout import KVLayout, check_query, layout_of
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
@@ -353,7 +361,7 @@ def paged_prefill(
     if not num_tokens:
         return out
     dim = padded_head_dim(head_dim)
-    tiling = PREFILL[dim, query.itemsize]
+    tiling = prefill_tiling(dim, query.itemsize, capability(query.device.index))
     if group > tiling.rows:
         raise ValueError(f"{group} query heads per KV head are more than the {tiling.rows} rows of a tile")
     grid = (num_tokens // (tiling.rows // group) + num_seqs, layout.num_kv_heads)
@@ -381,3 +389,12 @@ def _num_units(device_index: int | None) -> int:
     if not torch.cuda.is_available():
         return 4
     return int(torch.cuda.get_device_properties(device_index).multi_processor_count)
+
+
+@lru_cache
+def capability(device_index: int | None) -> int:
+    """Compute capability of a device, 90 for 9.0; where there is none, that of what the tiles were chosen for."""
+    if not torch.cuda.is_available():
+        return 90
+    major, minor = torch.cuda.get_device_capability(device_index)
+    return 10 * major + minor

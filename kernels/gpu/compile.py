@@ -87,12 +87,12 @@ def _prepare(cache: str) -> None:
 
 
 def _compile_one(index: int, arch: int) -> Resources:
-    return compiled(all_specialisations()[index], arch)
+    return compiled(all_specialisations(arch)[index], arch)
 
 
 def compile_all(archs: list[int], jobs: int) -> Iterator[Resources]:
     """Compiles all for each of `archs` in `jobs` processes, with an empty cache."""
-    pairs = [(index, arch) for arch in archs for index in range(len(all_specialisations()))]
+    pairs = [(index, arch) for arch in archs for index in range(len(all_specialisations(arch)))]
     with (
         tempfile.TemporaryDirectory() as cache,
         ProcessPoolExecutor(jobs, get_context("spawn"), _prepare, (cache,)) as pool,

@@ -208,10 +208,11 @@ CASES: dict[str, Callable[[], None]] = {
 }
 
 
-def all_specialisations() -> list[Specialisation]:
-    """Every specialisation once, in the order of CASES."""
+def all_specialisations(capability: int) -> list[Specialisation]:
+    """Every specialisation on devices of a compute capability (80, 90) once, in the order of CASES."""
     found: list[Specialisation] = []
-    for case, call in CASES.items():
-        with recorded(case, found):
-            call()
+    with patch.object(attention, "capability", lambda index: capability):
+        for case, call in CASES.items():
+            with recorded(case, found):
+                call()
     return list({specialisation.key: specialisation for specialisation in reversed(found)}.values())[::-1]

@@ -27,23 +27,31 @@ DECODE: dict[tuple[int, int], Tiling] = {
     (256, 2): Tiling(16, 32, 4, 3),
     (32, 4): Tiling(16, 32, 4, 2),
     (64, 4): Tiling(16, 32, 4, 2),
-    (128, 4): Tiling(16, 32, 4, 2),
-    (256, 4): Tiling(16, 16, 4, 2),
+    (128, 4): Tiling(16, 32, 8, 2),
+    (256, 4): Tiling(16, 16, 8, 2),
 }
 PREFILL: dict[tuple[int, int], Tiling] = {
-    (32, 2): Tiling(128, 64, 4, 3),
-    (64, 2): Tiling(128, 64, 4, 3),
+    (32, 2): Tiling(128, 64, 8, 3),
+    (64, 2): Tiling(128, 64, 8, 3),
     (128, 2): Tiling(128, 64, 8, 3),
     (256, 2): Tiling(64, 32, 8, 2),
     (32, 4): Tiling(32, 32, 4, 2),
     (64, 4): Tiling(32, 32, 4, 2),
-    (128, 4): Tiling(32, 32, 4, 2),
-    (256, 4): Tiling(16, 16, 4, 2),
+    (128, 4): Tiling(32, 32, 8, 1),
+    (256, 4): Tiling(16, 16, 8, 1),
 }
+# Before compute capability 9.0 products read their factors from registers: there is less room.
+PREFILL_BEFORE_90: dict[tuple[int, int], Tiling] = {(128, 2): Tiling(128, 32, 8, 3)}
 MAX_HEAD_DIM = 256
 MAX_SPLITS = 64  # sections of a sequence in a decode; a power of two
 MIN_SECTION = 256  # tokens below which another section costs more than it brings
 PROGRAMS_PER_UNIT = 4  # programs per multiprocessor that keep its memory pipes full
+
+
+def prefill_tiling(dim: int, itemsize: int, capability: int) -> Tiling:
+    """Of a prefill, for a padded head dimension, bytes of an element and a device's compute capability (80, 90)."""
+    older = PREFILL_BEFORE_90.get((dim, itemsize)) if capability < 90 else None
+    return older or PREFILL[dim, itemsize]
 
 
 def padded(size: int) -> int:
