@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from kernels.cpu import attention as cpu
-from kernels.layout import KVLayout, allocate, layout_of
+from kernels.layout import KVLayout, layout_of
 from kernels.reference import attention as reference
+from tests.helpers.paged_caches import filled, poisoned_cache
 
 # float32: both sum in float32, in another order. bfloat16: the output is rounded to 8 bits (2^-9 relative) and the
 # fast version also rounds the softmax's weights.
@@ -20,36 +21,6 @@ SHAPES = [  # head_dim, num_kv_heads, group, block_size
     (96, 1, 4, 32),
     (40, 2, 3, 16),
 ]
-
-
-def poisoned_cache(layout: KVLayout, num_blocks: int, dtype: torch.dtype) -> torch.Tensor:
-    """One layer's cache in which every slot that isn't written is NaN."""
-    return allocate(layout, 1, num_blocks, dtype)[0].fill_(float("nan"))
-
-
-def filled(
-    seq_lens: list[int], shape: tuple[int, int, int, int], dtype: torch.dtype, seed: int = 0
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(cache, block tables, seq_lens): random KV in scattered blocks, NaN in every other slot.
-
-    Table entries past the end of a sequence point to a block that is all NaN.
-    """
-    head_dim, num_kv_heads, _, block_size = shape
-    generator = torch.Generator().manual_seed(seed)
-    layout = KVLayout(num_kv_heads, block_size, head_dim)
-    num_blocks = [layout.num_blocks_for(n) for n in seq_lens]
-    total = sum(num_blocks) + 3
-    cache = poisoned_cache(layout, total, dtype)
-    ids = torch.randperm(total - 1, generator=generator)
-    tables = torch.full((len(seq_lens), max(num_blocks) + 2), total - 1, dtype=torch.int32)
-    taken = 0
-    for row, (n, needed) in enumerate(zip(seq_lens, num_blocks, strict=True)):
-        tables[row, :needed] = ids[taken : taken + needed]
-        taken += needed
-        kv = torch.randn(n, 2 * num_kv_heads, head_dim, generator=generator).to(dtype)
-        slots = torch.tensor([int(tables[row, p // block_size]) * block_size + p % block_size for p in range(n)])
-        reference.write_kv(cache, kv, slots)
-    return cache, tables, torch.tensor(seq_lens, dtype=torch.int32)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -99,6 +70,46 @@ def test_large_scores_keep_their_precision_in_bfloat16(is_batched: bool, monkeyp
     expected = reference.paged_decode(query.float(), cache, tables, lengths, 0.125)
     got = cpu.paged_decode(query, cache, tables, lengths, 0.125).float()
     assert (got - expected).norm() / expected.norm() < 0.004
+
+
+@pytest.mark.parametrize("options", [{"window": 1}, {"window": 40}, {"soft_cap": 2.0}, {"window": 21, "soft_cap": 1.5}])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("is_batched", [False, True])
+def test_windows_and_capped_scores_agree_with_the_reference(
+    is_batched: bool, dtype: torch.dtype, options: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "_MIN_PRODUCTS", 1 if is_batched else 10**9)
+    monkeypatch.setattr(cpu, "_QUERY_TILE", 8)
+    monkeypatch.setattr(cpu, "_MAX_PADDED_TOKENS", 50)  # several groups
+    cache, tables, lengths = filled([5, 133, 1, 64, 90], SHAPES[0], dtype)
+    generator = torch.manual_seed(1)
+    query = torch.randn(5, 9, 64, generator=generator).to(dtype)
+    args = (query, cache, tables, lengths, 0.125)
+    expected = reference.paged_decode(*args, **options)
+    got = cpu.paged_decode(*args, **options)
+    torch.testing.assert_close(got, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    assert not torch.allclose(reference.paged_decode(*args), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    starts = torch.tensor([0, 5, 30, 31, 34, 54])  # whole, chunks over cached context
+    query = torch.randn(54, 9, 64, generator=generator).to(dtype)
+    prefill = (query, cache, tables, lengths, starts, 0.125)
+    expected = reference.paged_prefill(*prefill, **options)
+    got = cpu.paged_prefill(*prefill, **options)
+    torch.testing.assert_close(got, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+def test_a_window_of_one_sees_only_its_own_value_and_a_large_cap_changes_nothing() -> None:
+    """The oracle itself, once, where the answer is known."""
+    cache, tables, lengths = filled([21], SHAPES[0], torch.float32)
+    query = torch.randn(1, 9, 64, generator=torch.manual_seed(1))
+    values = cache[int(tables[0, 1]), 1, :, 20 % 16]  # [3, 64]
+    got = reference.paged_decode(query, cache, tables, lengths, 0.125, window=1)[0]
+    torch.testing.assert_close(got, values.repeat_interleave(3, dim=0))
+    plain = reference.paged_decode(query, cache, tables, lengths, 0.125)
+    capped = reference.paged_decode(query, cache, tables, lengths, 0.125, soft_cap=1e4)
+    torch.testing.assert_close(capped, plain)
+    flat = reference.paged_decode(query, cache, tables, lengths, 0.125, soft_cap=1e-6)[0]  # all scores near zero
+    mean = torch.cat([cache[int(tables[0, 0]), 1], cache[int(tables[0, 1]), 1, :, :5]], dim=1).mean(1)
+    torch.testing.assert_close(flat, mean.repeat_interleave(3, dim=0), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
