@@ -18,7 +18,7 @@ class Limits:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     long_prefill_token_threshold: int = 0  # 0 = off
-    max_prefill_tokens_while_decoding: int = 256  # 0 = off
+    max_prefill_tokens_while_decoding: int = 192  # 0 = off
     watermark: float = 0.01  # fraction of the usable pool an admission leaves free while something runs
     num_usable_blocks: int = 0  # 0 = all of them, replaced at start
     max_num_queued_reqs: int = 1024

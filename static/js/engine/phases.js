@@ -61,7 +61,7 @@ export class Phases {
       this.bar.children[i].style.flexGrow = String(phase.ms / total);
       setText(this.list.children[i].querySelector(".phases-ms"), ms(phase.ms));
     }
-    setText(this.now, `${ms(step_ms)} ms, median of ${num_steps === 1 ? "1 step" : `the last ${count(num_steps, "step")}`}`);
+    setText(this.now, `${ms(step_ms)} ms · median of ${num_steps === 1 ? "1 step" : `the last ${count(num_steps, "step")}`}`);
     const percent = (100 * bookkeeping) / total;
     setText(this.share, `bookkeeping ${percent < 10 ? percent.toFixed(1) : integer(Math.round(percent))} %`);
   }
