@@ -7,7 +7,8 @@ checked by strict models, where null is the same as absent and unknown fields ar
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from functools import lru_cache
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import anyio.to_thread
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError, model_validator
@@ -35,6 +36,19 @@ class Body(BaseModel):
             return {name: value for name, value in data.items() if value is not None}
         return data
 
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_numbers_are_integers(cls, data: object) -> object:
+        """To JSON 2.0 and 2 are one number, and some clients write every number with a point."""
+        if not isinstance(data, Mapping):
+            return data
+        whole = {
+            name: int(value)
+            for name, value in data.items()
+            if isinstance(value, float) and value.is_integer() and name in _integer_fields(cls)
+        }
+        return {**data, **whole} if whole else data
+
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         schema = handler(core_schema)
@@ -44,6 +58,17 @@ class Body(BaseModel):
             if name not in required:
                 own["properties"][name] = _or_null(spec)
         return schema
+
+
+@lru_cache
+def _integer_fields(model: type[BaseModel]) -> frozenset[str]:
+    """The fields of `model` that are an integer, or may be absent."""
+    return frozenset(name for name, field in model.model_fields.items() if _is_integer(field.annotation))
+
+
+def _is_integer(annotation: object) -> bool:
+    kinds = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in get_args(annotation)]
+    return annotation is int or (int in kinds and set(kinds) <= {int, type(None)})
 
 
 def _or_null(spec: JsonSchemaValue) -> JsonSchemaValue:

@@ -63,6 +63,26 @@ def test_a_wrong_value_is_a_400_that_names_the_field(
     check(client.post(path, json={**APIS[path][0], field: value}), field)
 
 
+INTEGERS = [
+    (path, field) for path, (_, fields) in APIS.items() for field, (kind, _) in fields.items() if kind == "integer"
+]
+
+
+@pytest.mark.parametrize(("path", "field"), INTEGERS)
+def test_a_whole_number_with_a_point_is_an_integer(client: httpx.Client, path: str, field: str) -> None:
+    body = (
+        {**APIS[path][0], "logprobs": True}
+        if (path, field) == ("/v1/chat/completions", "top_logprobs")
+        else APIS[path][0]
+    )
+    sent = json.dumps({**body, field: 1}).replace(f'"{field}": 1', f'"{field}": 1.0')
+    assert "1.0" in sent
+    answer = client.post(path, content=sent, headers={"content-type": "application/json"})
+    assert answer.status_code == 200, answer.text
+    huge = client.post(path, json={**body, field: 1e300})
+    assert huge.status_code in (200, 400), huge.text  # a limit may be larger than what there is room for
+
+
 NULLS = [(path, field) for path, (_, fields) in APIS.items() for field in sorted({*fields} - REQUIRED)]
 
 
