@@ -7,7 +7,8 @@ each of them is about, are in `native/`; `build` compiles them.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -427,6 +428,8 @@ class NativeDecoder:
             shape.head_dim, model.head.is_bf16, shape.eps, shape.scale,
         )  # fmt: skip
         self._cache = _cache(kv_pool)
+        self._logits = torch.empty(0, model.head.out_features)
+        self._lent: Callable[[], torch.Tensor | None] = lambda: None  # what was made of it last, if it is still there
 
     def step(self, inputs: StepTensors) -> tuple[torch.Tensor, tuple[float, ...]]:
         """Compute one step; keys and values go into the pool.
@@ -445,14 +448,25 @@ class NativeDecoder:
         return hidden, tuple(struct.seconds)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """`[n, vocab_size]`, float32, of rows `[n, hidden]` of the residual stream."""
+        """`[n, vocab_size]`, float32, of rows `[n, hidden]` of the residual stream.
+
+        Their memory is used again once the tensor is gone, because the system takes milliseconds to give as much anew:
+        no view of it may outlive it.
+        """
         _check(hidden, (torch.float32,))
-        logits = torch.empty(hidden.shape[0], self.model.head.out_features)
+        logits = self._lend(hidden.shape[0])
         status = self.kernels._lib.pagedeck_head(
             self.kernels._handle, ctypes.byref(self._model), hidden.data_ptr(), hidden.shape[0], logits.data_ptr()
         )
         _raise(status)
         return logits
+
+    def _lend(self, rows: int) -> torch.Tensor:
+        if self._lent() is not None or self._logits.shape[0] < rows:
+            self._logits = torch.empty(rows, self.model.head.out_features)
+        lent = self._logits[:rows]
+        self._lent = weakref.ref(lent)
+        return lent
 
 
 def _check(tensor: torch.Tensor, dtypes: Sequence[torch.dtype]) -> None:

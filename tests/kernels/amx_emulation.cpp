@@ -12,5 +12,6 @@ extern "C" void emulated_linear(const PagedeckLinear* linear, const uint32_t* x,
     const int columns = is_gate ? linear->out_features / 2 : linear->out_features;
     const Output<BF16> output{static_cast<Into>(into), static_cast<float*>(out), static_cast<uint16_t*>(out), columns,
                               columns};
-    multiply_best<BF16>(worker, *linear, x, linear->in_features / 2, rows, output);
+    Ahead ahead;
+    multiply_best<BF16>(worker, *linear, x, linear->in_features / 2, rows, output, ahead);
 }

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels.cpu import native_library
-from kernels.cpu.native import NativeError, NativeKernels, StepTensors
+from kernels.cpu.native import ModelShape, NativeError, NativeKernels, PackedModel, StepTensors
 from kernels.layout import KVLayout, allocate
 from kernels.reference import attention as reference
 from kernels.reference import elementwise
@@ -229,7 +229,7 @@ def test_a_row_of_attention_is_the_same_bits_however_it_is_computed(
 
 def test_infinite_keys_make_their_own_sequence_not_finite_and_no_other(kernels: NativeKernels) -> None:
     cached = Cached(kernels, SHAPES[0], torch.bfloat16, [20, 30], [1, 1])
-    cached.native[cached.step.block_tables[0, 0].item()] = float("nan")
+    cached.native[int(cached.step.block_tables[0, 0])] = float("nan")
     got = kernels.attend(cached.query, cached.native, cached.step, cached.scale)
     assert torch.isnan(got[0]).all()
     assert torch.isfinite(got[1]).all()
@@ -256,3 +256,24 @@ def test_the_sets_are_listed_best_first() -> None:
     order = ["amx", "avx512_bf16", "avx512", "avx2"]
     assert list(ISAS) == [name for name in order if name in ISAS]
     assert NativeKernels(1).instruction_set == ISAS[0]
+
+
+# Logits
+
+
+def test_logits_are_the_head_of_the_normed_rows_and_their_memory_is_lent_once(kernels: NativeKernels) -> None:
+    head = torch.randn(70, 32, generator=generator(0))
+    shape = ModelShape(num_layers=0, hidden=32, inner=8, num_heads=1, num_kv_heads=1, head_dim=16, eps=1e-5, scale=1.0)
+    norm = torch.rand(32, generator=generator(1))
+    model = PackedModel(shape, (), norm, kernels.pack(head), None, torch.empty(1, 16), torch.empty(1, 16))
+    decoder = kernels.bind(model, allocate(KVLayout(1, 16, 16), 1, 1, torch.float32))
+    x = torch.randn(5, 32, generator=generator(2))
+    expected = elementwise.rms_norm(x, norm, 1e-5) @ head.T
+    first = decoder.logits(x)
+    second = decoder.logits(x[:2])
+    torch.testing.assert_close(first, expected, atol=2e-5, rtol=2e-5)
+    assert torch.equal(second, first[:2])
+    assert second.data_ptr() != first.data_ptr()
+    address = second.data_ptr()
+    del second
+    assert decoder.logits(x[:1]).data_ptr() == address

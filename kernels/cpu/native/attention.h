@@ -134,7 +134,7 @@ template <class T, int R>
         Vec total = mul(load(state.total), splat(shrink[r]));
 #pragma GCC unroll 4
         for (int t = 0; t < 4; t++) {
-            const Vec weight = exp2(sub(scores[r][t], base));
+            const Vec weight = exp2<T>(sub(scores[r][t], base));
             total = add(total, weight);
             store_elements<T>(reinterpret_cast<typename T::Element*>(weights + r * kChunk) + 16 * t, weight, 16);
         }

@@ -63,7 +63,8 @@ void linear_as(Worker& worker, const PagedeckLinear& linear, const uint32_t* x, 
     } else {
         output.wide = static_cast<float*>(out);
     }
-    multiply_best<T>(worker, linear, x, stride, rows, output);
+    Ahead ahead;
+    multiply_best<T>(worker, linear, x, stride, rows, output, ahead);
 }
 
 void linear(Team& team, int id, int size, const PagedeckLinear& linear, bool is_bf16, const uint32_t* x, int64_t stride,

@@ -153,7 +153,7 @@ inline void multiply_quantised(Worker&, const PagedeckLinear&, const uint32_t*, 
 // With whichever form of the matrix suits the number of rows.
 template <class T>
 void multiply_best(Worker& worker, const PagedeckLinear& linear, const uint32_t* x, int64_t stride, int64_t rows,
-                   const Output<T>& out) {
+                   const Output<T>& out, Ahead& ahead, Following following = {}) {
     if constexpr (T::kPerUnit == 2 && kHasQuantised) {
         if (linear.quantised && rows <= linear.max_quantised_rows) {
             multiply_quantised(worker, linear, x, stride, static_cast<int>(rows), out);
@@ -168,7 +168,7 @@ void multiply_best(Worker& worker, const PagedeckLinear& linear, const uint32_t*
         }
     }
 #endif
-    multiply<T>(worker, linear, x, stride, rows, out);
+    multiply<T>(worker, linear, x, stride, rows, out, ahead, following);
 }
 
 }  // namespace PAGEDECK_ISA

@@ -287,24 +287,48 @@ inline void store_elements(typename T::Element* p, Vec v, int n) {
     }
 }
 
-// 2^x, exact at 0; 0 below -126; x above 127 counts as 127. NaN stays NaN. Error below 2 units in the last place:
-// a Taylor polynomial of 2^f on [-1/2, 1/2], times a power of two.
+// 2^x, exact at 0; 0 below -126. NaN stays NaN. For F32 the error is below 2 units in the last place: a Taylor polynomial
+// of 2^f on [-1/2, 1/2], times a power of two. For BF16 below 2^-18, of a minimax polynomial: results are rounded to 2^-9.
+template <class T = F32>
 inline Vec exp2(Vec x) {
+#if defined(__AVX512F__)
+    const Vec n = round(x), f = sub(x, n);
+#else
     const Vec bounded = min(splat(127.0f), max(splat(-126.0f), x));
     const Vec n = round(bounded), f = sub(bounded, n);
-    Vec p = splat(1.54035304e-4f);
-    p = fma(p, f, splat(1.33335581e-3f));
-    p = fma(p, f, splat(9.61812911e-3f));
-    p = fma(p, f, splat(5.55041087e-2f));
-    p = fma(p, f, splat(2.40226507e-1f));
-    p = fma(p, f, splat(6.93147181e-1f));
+#endif
+    Vec p;
+    if constexpr (T::kPerUnit == 1) {
+        p = splat(1.54035304e-4f);
+        p = fma(p, f, splat(1.33335581e-3f));
+        p = fma(p, f, splat(9.61812911e-3f));
+        p = fma(p, f, splat(5.55041087e-2f));
+        p = fma(p, f, splat(2.40226507e-1f));
+        p = fma(p, f, splat(6.93147181e-1f));
+    } else {
+        p = splat(9.58285322e-03f);
+        p = fma(p, f, splat(5.59064262e-02f));
+        p = fma(p, f, splat(2.40240986e-01f));
+        p = fma(p, f, splat(6.93124193e-01f));
+    }
     p = fma(p, f, splat(1.0f));
+#if defined(__AVX512F__)
+    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, splat(-126.0f), _CMP_NLT_UQ), p, n);
+#else
     return zero_below(mul(p, power_of_two(n)), x, -126.0f);
+#endif
 }
 
 constexpr float kLog2E = 1.44269504f;
 
-inline Vec silu(Vec x) { return div(x, add(splat(1.0f), exp2(mul(x, splat(-kLog2E))))); }
+template <class T>
+inline Vec silu(Vec x) {
+    const Vec below = add(splat(1.0f), exp2<T>(mul(x, splat(-kLog2E))));
+#if defined(__AVX512F__)
+    if constexpr (T::kPerUnit == 2) return mul(x, _mm512_rcp14_ps(below));  // error 2^-14
+#endif
+    return div(x, below);
+}
 
 }  // namespace PAGEDECK_ISA
 }  // namespace pagedeck

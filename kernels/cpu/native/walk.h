@@ -97,6 +97,9 @@ void walk(Team& team, int id, int size, const PagedeckModel& model, const Pagede
         }
     };
 
+    const int64_t block_bytes = 2ll * model.num_kv_heads * cache.block_size * model.head_dim * sizeof(Element);
+    Ahead ahead(cache, step, block_bytes, id, size);
+    ahead.begin_layer(0);
     each_row([&](int64_t row) { embed<T>(model, step.token_ids[row], step.hidden + row * hidden); });
     for (int index = 0; index < model.num_layers; index++) {
         const PagedeckLayer& layer = model.layers[index];
@@ -106,7 +109,7 @@ void walk(Team& team, int id, int size, const PagedeckModel& model, const Pagede
                               inner_units * T::kPerUnit, model.inner};
         norm(layer.input_norm);
         watch.add_to(rows);
-        multiply_best<T>(worker, layer.qkv, normed, hidden_units, n, qkv);
+        multiply_best<T>(worker, layer.qkv, normed, hidden_units, n, qkv, ahead, {&layer.output, Into::kAdd});
         watch.add_to(linear);
         const CacheView<T> view(cache, model, index);
         if (!is_decode) {
@@ -120,12 +123,20 @@ void walk(Team& team, int id, int size, const PagedeckModel& model, const Pagede
         attend_all<T>(worker, model, cache, index, step, space, plan, is_decode ? space.qkv : nullptr, space.query,
                       space.attended);
         watch.add_to(attention);
-        multiply_best<T>(worker, layer.output, space.attended, query_units, n, residual);
+        const bool is_last = index + 1 == model.num_layers;
+        if (is_last) {
+            ahead.end_layers();
+        } else {
+            ahead.begin_layer(index + 1);
+        }
+        multiply_best<T>(worker, layer.output, space.attended, query_units, n, residual, ahead,
+                         {&layer.gate_up, Into::kGate});
         watch.add_to(linear);
         norm(layer.post_attention_norm);
         watch.add_to(rows);
-        multiply_best<T>(worker, layer.gate_up, normed, hidden_units, n, gated);
-        multiply_best<T>(worker, layer.down, space.gated, inner_units, n, residual);
+        multiply_best<T>(worker, layer.gate_up, normed, hidden_units, n, gated, ahead, {&layer.down, Into::kAdd});
+        multiply_best<T>(worker, layer.down, space.gated, inner_units, n, residual, ahead,
+                         {is_last ? &model.head : &model.layers[index + 1].qkv, Into::kStore});
         watch.add_to(linear);
     }
 }
@@ -142,7 +153,8 @@ void head(Team& team, int id, int size, const PagedeckModel& model, const float*
     });
     worker.barrier();
     const int vocab = model.head.out_features;
-    multiply_best<T>(worker, model.head, normed, stride, rows, Output<T>{Into::kStore, logits, nullptr, vocab, vocab});
+    Ahead ahead;
+    multiply_best<T>(worker, model.head, normed, stride, rows, Output<T>{Into::kStore, logits, nullptr, vocab, vocab}, ahead);
 }
 
 }  // namespace PAGEDECK_ISA
