@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -25,12 +24,6 @@ def said(text: str, num_tokens: int) -> str:
 
 
 HELLO_PROMPT = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
-
-
-@pytest.fixture(scope="module")
-def live() -> Iterator[LiveApp]:
-    with serve() as live:
-        yield live
 
 
 def create(live: LiveApp, body: dict[str, object]) -> dict[str, Any]:

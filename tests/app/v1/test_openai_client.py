@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import httpx
 import openai
@@ -11,30 +10,12 @@ import pytest
 from openai import OpenAI
 
 from engine.sampling_params import SamplingParams
+from tests.app.v1.fake_answers import CHAT_PROMPT, GREEDY, MESSAGES, expected_text
 from tests.helpers.fake_runner import expected_tokens
-from tests.helpers.live_app import LiveApp, serve
+from tests.helpers.live_app import LiveApp
 from tests.helpers.tokenizers import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
-GREEDY = SamplingParams(temperature=0.0)
-MESSAGES = [{"role": "user", "content": "hello"}]
-CHAT_PROMPT = TOKENIZER.encode("<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False)
-
-
-def expected_text(prompt: list[int], num_tokens: int, params: SamplingParams = GREEDY) -> str:
-    return bytes(expected_tokens(prompt, params, num_tokens)).decode()
-
-
-@pytest.fixture(scope="module")
-def live() -> Iterator[LiveApp]:
-    with serve() as live:
-        yield live
-
-
-@pytest.fixture(scope="module")
-def client(live: LiveApp) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{live.address}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 def test_the_one_model_is_listed_and_found(client: OpenAI) -> None:

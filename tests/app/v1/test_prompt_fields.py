@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import httpx
 import openai
@@ -12,27 +11,9 @@ from openai import OpenAI
 
 from app.openai_api.delivery import MANY_ENTRIES
 from engine.sampling_params import SamplingParams
+from tests.app.v1.fake_answers import CHAT_PROMPT, GREEDY, MESSAGES
 from tests.helpers.fake_runner import expected_tokens, prompt_score
 from tests.helpers.live_app import LiveApp, serve
-from tests.helpers.tokenizers import byte_tokenizer
-
-GREEDY = SamplingParams(temperature=0.0)
-MESSAGES = [{"role": "user", "content": "hello"}]
-CHAT_PROMPT = byte_tokenizer().encode(
-    "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False
-)
-
-
-@pytest.fixture(scope="module")
-def live() -> Iterator[LiveApp]:
-    with serve() as live:
-        yield live
-
-
-@pytest.fixture(scope="module")
-def client(live: LiveApp) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{live.address}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 def chunks(live: LiveApp, path: str, body: dict[str, object]) -> list[dict[str, object]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import httpx
 import openai
 import pytest
@@ -11,12 +9,9 @@ from openai import OpenAI
 from pydantic import BaseModel, ConfigDict
 
 from engine.core.batch import Batch
-from engine.sampling_params import SamplingParams
-from tests.helpers.fake_runner import expected_tokens
-from tests.helpers.live_app import LiveApp, serve
-from tests.helpers.tokenizers import byte_tokenizer
+from tests.app.v1.fake_answers import chat_prompt, expected_text
+from tests.helpers.live_app import serve
 
-GREEDY = SamplingParams(temperature=0.0)
 EVENTS = [
     "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
     "response.output_text.delta", "response.output_text.done", "response.content_part.done",
@@ -25,21 +20,7 @@ EVENTS = [
 
 
 def said(*messages: tuple[str, str], num_tokens: int) -> str:
-    text = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in messages)
-    prompt = byte_tokenizer().encode(text + "<|im_start|>assistant\n", add_special_tokens=False)
-    return bytes(expected_tokens(prompt, GREEDY, num_tokens)).decode()
-
-
-@pytest.fixture(scope="module")
-def live() -> Iterator[LiveApp]:
-    with serve() as live:
-        yield live
-
-
-@pytest.fixture(scope="module")
-def client(live: LiveApp) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{live.address}/v1", api_key="none", max_retries=0) as client:
-        yield client
+    return expected_text(chat_prompt(*messages), num_tokens)
 
 
 def test_text_in_text_out(client: OpenAI) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterator
 
 import httpx
 import openai
@@ -15,9 +14,8 @@ from pydantic import BaseModel, ConfigDict
 
 from engine.sampling_params import StructuredSpec
 from engine.structured.grammars import Grammar
-from tests.helpers.live_app import LiveApp, serve
-
-MESSAGES = [{"role": "user", "content": "hello"}]
+from tests.app.v1.fake_answers import MESSAGES
+from tests.helpers.live_app import LiveApp
 
 
 class Person(BaseModel):
@@ -26,18 +24,6 @@ class Person(BaseModel):
     model_config = ConfigDict(extra="forbid")
     is_tall: bool
     age: int
-
-
-@pytest.fixture(scope="module")
-def live() -> Iterator[LiveApp]:
-    with serve() as live:
-        yield live
-
-
-@pytest.fixture(scope="module")
-def client(live: LiveApp) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{live.address}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 def text_of(client: OpenAI, *, stream: bool, **options: object) -> tuple[str, str]:

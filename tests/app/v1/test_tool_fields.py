@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.app.v1.wrong_values import APIS
-from tests.helpers.live_app import LiveApp, serve
+from tests.helpers.live_app import LiveApp
 
 FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}
 CHAT_TOOLS = [{"type": "function", "function": FUNCTION}]
 FLAT_TOOLS = [{"type": "function", **FUNCTION}]
 CLAUDE_TOOLS = [{"name": "f", "input_schema": {"type": "object"}}]
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
-
-
-@pytest.fixture(scope="module")
-def live() -> Iterator[LiveApp]:
-    with serve() as live:
-        yield live
 
 
 @pytest.mark.parametrize(
