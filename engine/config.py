@@ -19,11 +19,12 @@ class EngineConfig:
     dtype: str = "auto"  # auto, float32, bfloat16, float16
     kv_cache_dtype: str = "auto"  # auto = as dtype
     device: str = "auto"  # auto, cpu, cuda
-    attention_backend: str = "auto"  # auto, native, cpu, reference
+    attention_backend: str = "auto"  # auto, native, cpu, triton, reference
+    enforce_eager: bool = False  # on a GPU: no captured graphs
     max_model_len: int | None = None  # None = the model's, shrunk to what the pool holds
     block_size: int = 16
     kv_cache_memory_bytes: int = 2 * GIB  # on a CPU; capped by free memory
-    gpu_memory_utilization: float = 0.9
+    gpu_memory_utilization: float = 0.9  # on a GPU, of all its memory
     num_kv_blocks: int | None = None  # overrides the sizing by memory
     enable_prefix_caching: bool = True
     threads: int | None = None  # None = all cores this process may use
@@ -40,7 +41,7 @@ class ModelInfo:
     architecture: str  # e.g. "LlamaForCausalLM"
     dtype: str
     kv_cache_dtype: str
-    device: str
+    device: str  # "cpu" or "cuda"
     attention_backend: str  # implementation in use, with the reason it was chosen
     quantization: str  # e.g. "Q4_1 dequantised to bfloat16"
     num_parameters: int
@@ -58,3 +59,4 @@ class ModelInfo:
     threads: int
     # The model's own sampling parameters for where a client is silent: (name in SamplingParams, value).
     generation_defaults: tuple[tuple[str, float], ...] = ()
+    device_text: str = ""  # the device in words, with the reason it was chosen

@@ -21,6 +21,7 @@ from kernels.registry import KernelError, select
 BACKENDS = {
     "native": "a step's layers in one call",
     "cpu": "gathers blocks, then PyTorch's attention",
+    "triton": "kernels for GPUs",
     "reference": "float32 loops, slow, for checking",
 }
 
@@ -138,7 +139,11 @@ def choose_backend(requested: str, device: str, native_obstacle: str | None) -> 
     if requested not in ("auto", *BACKENDS):
         raise StartupError(f"--attention-backend {requested}: there are auto, {', '.join(BACKENDS)}")
     chosen = "best that runs here" if requested == "auto" else "as requested"
-    if requested in ("auto", "native"):
+    if device == "cuda":
+        if requested not in ("auto", "triton"):
+            raise StartupError(f"--attention-backend {requested}: it computes on the CPU, on cuda there is triton")
+        requested = "triton"  # no other comes in its place: they would take minutes per token
+    elif requested in ("auto", "native"):
         if native_obstacle is None:
             return "native", f"{BACKENDS['native']}; {chosen}"
         if requested == "native":

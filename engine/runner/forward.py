@@ -9,7 +9,7 @@ import torch
 
 from engine.attention.backend import AttentionBackend
 from engine.models.decoder import Decoder
-from engine.runner.inputs import StepInputs
+from engine.runner.inputs import IntArray, StepInputs
 from kernels.cpu.native import NativeDecoder, StepTensors
 from kernels.cpu.native_library import PHASES
 
@@ -21,6 +21,9 @@ class Forward(Protocol):
 
     def hidden(self, inputs: StepInputs) -> tuple[torch.Tensor, Phases]:
         """Hidden states before the last norm, `[num_tokens, hidden_size]`, and the seconds of each phase."""
+
+    def rows(self, hidden: torch.Tensor, indices: IntArray) -> torch.Tensor:
+        """Hidden states `[n, hidden_size]` of the tokens `indices` `[n]`."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[n, vocab_size]`, float32, of hidden states `[n, hidden_size]`."""
@@ -42,6 +45,10 @@ class TorchForward:
         hidden = self._decoder.forward(inputs.token_ids, inputs.positions, attention)
         return hidden, (("forward", perf_counter() - begin),)
 
+    def rows(self, hidden: torch.Tensor, indices: IntArray) -> torch.Tensor:
+        """See `Forward`."""
+        return hidden[torch.from_numpy(indices)]
+
 
 class NativeForward:
     """All layers in one call, which also says how long each kind of work took."""
@@ -60,3 +67,7 @@ class NativeForward:
         )  # fmt: skip
         hidden, seconds = self._decoder.step(tensors)
         return hidden, tuple(zip(PHASES, seconds, strict=True))
+
+    def rows(self, hidden: torch.Tensor, indices: IntArray) -> torch.Tensor:
+        """See `Forward`."""
+        return hidden[torch.from_numpy(indices)]

@@ -4,16 +4,63 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import StartupError
+from engine.runner.device import DeviceMemory
 
 logger = logging.getLogger(__name__)
 
 GIB = 1024**3
 # What the pool leaves of the free memory, for activations and everything else that runs here.
 _USABLE_FRACTION = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Memory for the pool."""
+
+    num_bytes: int
+    origin: str  # in words
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryProfile:
+    """A device's memory with the weights loaded, and what the largest step needs beside them; bytes."""
+
+    total: int
+    free: int  # between steps
+    step: int  # more that is taken while the largest step runs
+
+
+def profile_memory(memory: DeviceMemory, step: Callable[[], None]) -> MemoryProfile:
+    """Run `step`, the largest there will be, and see what it takes."""
+    memory.release()
+    before = memory.reserved()
+    step()
+    needed = memory.peak() - before
+    memory.release()
+    return MemoryProfile(memory.total(), memory.free(), needed)
+
+
+def device_budget(profile: MemoryProfile, utilization: float, graph_share: float = 0.0) -> Budget:
+    """What is left for the pool when `utilization` of the device's memory may be used in all, by whomever.
+
+    Args:
+        profile: measured.
+        utilization: in (0, 1].
+        graph_share: tokens of the largest captured graph per token of the profiled step: graphs keep their own memory.
+    """
+    in_use = profile.total - profile.free
+    graphs = int(profile.step * graph_share)
+    left = int(profile.total * utilization) - in_use - profile.step - graphs
+    return Budget(
+        left,
+        f"--gpu-memory-utilization {utilization:g} of {profile.total / GIB:.2f} GiB, less {in_use / GIB:.2f} in use, "
+        f"{profile.step / GIB:.2f} for a step and {graphs / GIB:.2f} for graphs",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +80,7 @@ def plan_kv(
     kv_cache_memory_bytes: int,
     num_kv_blocks: int | None,
     free_bytes: int | None,
+    budget: Budget | None = None,
 ) -> KvPlan:
     """Size the pool.
 
@@ -44,6 +92,7 @@ def plan_kv(
         kv_cache_memory_bytes: size of the pool, capped by free memory.
         num_kv_blocks: overrides the sizing by memory; then nothing is refused, only warned about.
         free_bytes: free memory; None = unknown, no cap.
+        budget: a device's, instead of kv_cache_memory_bytes and free_bytes.
 
     Raises:
         StartupError: with what is needed, what there is, and the largest length that fits.
@@ -55,19 +104,13 @@ def plan_kv(
         if num_blocks < 1:
             raise StartupError(f"--num-kv-blocks {num_kv_blocks}: at least one block is needed")
     else:
-        budget, origin = kv_cache_memory_bytes, f"--kv-cache-memory-bytes {kv_cache_memory_bytes}"
-        if free_bytes is not None and budget > free_bytes * _USABLE_FRACTION:
-            budget = int(free_bytes * _USABLE_FRACTION)
-            origin += f", capped by free memory at {budget}"
-            logger.warning(
-                "KV cache: %.2f GiB asked for, %.2f GiB are free; taking %.2f GiB",
-                kv_cache_memory_bytes / GIB, free_bytes / GIB, budget / GIB,
-            )  # fmt: skip
-        num_blocks = budget // bytes_per_block
+        budget = budget or _host_budget(kv_cache_memory_bytes, free_bytes)
+        origin = budget.origin
+        num_blocks = budget.num_bytes // bytes_per_block
         if num_blocks < 1:
             raise StartupError(
-                f"the KV cache needs {bytes_per_block} bytes per block of {block_size} tokens and has {budget} "
-                f"({origin}): not one block fits"
+                f"the KV cache needs {bytes_per_block} bytes per block of {block_size} tokens and has "
+                f"{max(0, budget.num_bytes)} ({origin}): not one block fits"
             )
     fitting = num_blocks * block_size
     wanted = model_max_len if max_model_len is None else max_model_len
@@ -91,6 +134,18 @@ def plan_kv(
         wanted, needed, num_blocks, fitting,
     )  # fmt: skip
     return KvPlan(num_blocks, wanted)
+
+
+def _host_budget(asked: int, free_bytes: int | None) -> Budget:
+    origin = f"--kv-cache-memory-bytes {asked}"
+    if free_bytes is None or asked <= free_bytes * _USABLE_FRACTION:
+        return Budget(asked, origin)
+    capped = int(free_bytes * _USABLE_FRACTION)
+    logger.warning(
+        "KV cache: %.2f GiB asked for, %.2f GiB are free; taking %.2f GiB",
+        asked / GIB, free_bytes / GIB, capped / GIB,
+    )  # fmt: skip
+    return Budget(capped, f"{origin}, capped by free memory at {capped}")
 
 
 def free_memory() -> int | None:

@@ -18,6 +18,7 @@ from engine.runner.forward import Forward
 from engine.runner.inputs import RowTable, StepInputs, build_inputs
 from engine.runner.prompt_logprobs import PromptScorer
 from engine.runner.sampler import Sampler, SampleResult
+from engine.runner.transfer import DeviceLink, HostLink
 from engine.sampling_params import SamplingParams
 from engine.structured.grammars import Grammars, Matcher
 
@@ -35,15 +36,18 @@ class ModelRunner:
         sampler: Sampler,
         *,
         num_rows: int,
+        link: DeviceLink | None = None,
     ) -> None:
-        """Args: what `executor.load_runner` puts together; num_rows, sequences to make room for at first."""
+        """Args: what `executor.load_runner` puts together; num_rows, sequences to make room for at first; link, to the
+        device that forward, pool and sampler are on, None = the host."""
         self.info = info
         self._forward = forward
         self._kv_pool = kv_pool  # [num_layers, *cache shape], see kernels.layout
         self._sampler = sampler
         self._table = RowTable(num_rows, info.max_model_len, info.block_size)
         self._eos_token_ids: dict[str, tuple[int, ...]] = {}
-        self._prompts = PromptScorer(forward)
+        self._link = link
+        self._prompts = PromptScorer(forward, link or HostLink())
         self._grammars: Grammars | None = None
 
     def use_grammars(self, grammars: Grammars) -> None:
@@ -58,6 +62,8 @@ class ModelRunner:
             not finite are in `failed`, without forks.
         """
         begin = perf_counter()
+        if self._link is not None:
+            self._link.begin_step()
         self._apply(batch)
         if not batch.scheduled:
             return StepOutput(())
@@ -68,8 +74,9 @@ class ModelRunner:
             walked = perf_counter()
             logits, seq_ids = self._logits(batch, inputs, hidden)
             computed = perf_counter()
-            scores = self._prompts.score(batch.scheduled, inputs.last_tokens, hidden, self._table)
+            pending = self._prompts.score(batch.scheduled, inputs.last_tokens, hidden, self._table)
             sampled, failed = self._sample(batch, logits, seq_ids)
+            scores = tuple(result() for result in pending)
         ends = (("head", computed - walked), ("sample", perf_counter() - computed))
         phases = (("inputs", ready - begin), *layers, *ends)
         return StepOutput(sampled, failed, phases, scores)
@@ -113,7 +120,7 @@ class ModelRunner:
         if not sampling:
             return hidden.new_empty((0, self.info.vocab_size), dtype=torch.float32), []
         last = inputs.last_tokens[sampling]
-        logits = self._forward.logits(hidden[torch.from_numpy(last)])
+        logits = self._forward.logits(self._forward.rows(hidden, last))
         return logits, [batch.scheduled[index].seq_id for index in sampling]
 
     def _sample(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 
-from engine.core.batch import PromptLogprobs, ScheduledSequence
+from engine.core.batch import PromptLogprobs, ScheduledSequence, TokenLogprobs
 from engine.runner.forward import Forward
 from engine.runner.inputs import IntArray, RowTable
-from engine.runner.sampler import token_logprobs
+from engine.runner.sampler import logprob_entries, logprob_tensors
+from engine.runner.transfer import Arrays, Link
 from engine.sampling_params import SamplingParams
 
 _CHUNK = 64  # positions at a time: all logits of a long prompt would be gigabytes
@@ -19,8 +21,8 @@ _CHUNK = 64  # positions at a time: all logits of a long prompt would be gigabyt
 class PromptScorer:
     """Remembers which sequences want it, and scores what each step has computed of their prompts."""
 
-    def __init__(self, forward: Forward) -> None:
-        self._forward = forward
+    def __init__(self, forward: Forward, link: Link) -> None:
+        self._forward, self._link = forward, link
         self._wanted: dict[str, int] = {}  # sequence -> how many alternatives of each token
 
     def add(self, seq_id: str, params: SamplingParams) -> None:
@@ -38,13 +40,16 @@ class PromptScorer:
 
     def score(
         self, scheduled: Sequence[ScheduledSequence], last_tokens: IntArray, hidden: torch.Tensor, table: RowTable
-    ) -> tuple[PromptLogprobs, ...]:
+    ) -> tuple[Callable[[], PromptLogprobs], ...]:
         """Log-probabilities of the prompt tokens that follow a position of this step.
 
         Args:
             last_tokens: `[num scheduled]`, index of each one's last token in `hidden`.
             hidden: `[num_tokens, hidden_size]`.
             table: the sequences' tokens.
+
+        Returns:
+            A function for each sequence, which waits for the device.
         """
         if not self._wanted:
             return ()
@@ -60,10 +65,18 @@ class PromptScorer:
                 continue
             first = last - step.num_tokens + 1
             targets = table.token_ids[row, begin + 1 : end + 1].astype(np.int64)
-            found = []
+            found: list[Callable[[], Arrays]] = []
             for i in range(0, end - begin, _CHUNK):
                 part = targets[i : i + _CHUNK]
                 raw = torch.log_softmax(self._forward.logits(hidden[first + i : first + i + len(part)]), dim=1)
-                found += token_logprobs(raw, part, np.full(len(part), top))
-            scores.append(PromptLogprobs(step.seq_id, begin + 1, tuple(found)))
+                found.append(self._link.later(*logprob_tensors(raw, self._link.send(part), top)))
+            scores.append(partial(_scores, step.seq_id, begin + 1, found, top))
         return tuple(scores)
+
+
+def _scores(seq_id: str, first: int, found: Sequence[Callable[[], Arrays]], top: int) -> PromptLogprobs:
+    entries: list[TokenLogprobs] = []
+    for get in found:
+        arrays = get()
+        entries += logprob_entries(arrays, np.full(len(arrays[0]), top))
+    return PromptLogprobs(seq_id, first, tuple(entries))

@@ -7,7 +7,7 @@ row costs what it asks for: a greedy row is an argmax. Log-probabilities are tho
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,12 +18,13 @@ import torch
 from engine.core.batch import TokenLogprobs
 from engine.runner.inputs import IntArray, RowTable
 from engine.runner.token_masks import TokenMasks
+from engine.runner.transfer import Array, HostLink, Link
 from engine.sampling_params import SamplingParams
 from engine.structured.grammars import Matcher
 from kernels.registry import select
 
 # Below this a temperature would only overflow: the best token is certain.
-_MIN_TEMPERATURE = 1e-5
+MIN_TEMPERATURE = 1e-5
 _MAX_LOGIT = 1e30
 
 UIntArray = npt.NDArray[np.uint64]
@@ -77,13 +78,17 @@ class SampleResult:
 class Sampler:
     """The parameters of every row, in arrays that grow with the runner's rows."""
 
-    def __init__(self, vocab_size: int, *, kernels: str = "auto") -> None:
-        """Args: vocab_size, tokens; kernels, whose implementation of the choice itself."""
+    def __init__(
+        self, vocab_size: int, *, kernels: str = "auto", device: str = "cpu", link: Link | None = None
+    ) -> None:
+        """Args: vocab_size, tokens; kernels, whose implementation of the choice itself; device, where the logits are,
+        and link, how to get there."""
         self._vocab_size = vocab_size
-        self._all_finite: Callable[..., torch.Tensor] = select("all_finite", requested=kernels).load()
-        self._argmax: Callable[..., torch.Tensor] = select("argmax", requested=kernels).load()
-        self._sample: Callable[..., torch.Tensor] = select("sample", requested=kernels).load()
-        self._counts = torch.zeros(0)  # scratch: zero between calls
+        self._link = link or HostLink()
+        self._all_finite: Callable[..., torch.Tensor] = select("all_finite", device, kernels).load()
+        self._argmax: Callable[..., torch.Tensor] = select("argmax", device, kernels).load()
+        self._sample: Callable[..., torch.Tensor] = select("sample", device, kernels).load()
+        self._counts = torch.zeros(0, device=device)  # scratch: zero between calls
         self._rows = np.zeros(1, dtype=_ROW)
         self._end_tokens: dict[int, IntArray] = {}
         self._bias: dict[int, tuple[IntArray, npt.NDArray[np.float32]]] = {}
@@ -144,7 +149,7 @@ class Sampler:
         return SampleResult(token_ids, is_failed, logprobs, problems)
 
     def _choose(self, logits: torch.Tensor, params: npt.NDArray[Any], positions: IntArray) -> IntArray:
-        is_greedy = params["temperature"] < _MIN_TEMPERATURE
+        is_greedy = params["temperature"] < MIN_TEMPERATURE
         if is_greedy.all():
             return np.asarray(self._argmax(logits).numpy())
         token_ids = np.empty(len(params), dtype=np.int64)
@@ -167,25 +172,35 @@ class Sampler:
         if len(biased):
             ids = np.concatenate([self._bias[rows[i]][0] + i * self._vocab_size for i in biased])
             values = np.concatenate([self._bias[rows[i]][1] for i in biased])
-            flat.index_add_(0, torch.from_numpy(ids), torch.from_numpy(values))
+            flat.index_add_(0, self._send(ids), self._send(values))
         repeats = np.flatnonzero(params["repetition"] != 1)
         if len(repeats):
             known, owners = self._tokens(rows, repeats, table, is_output_only=False)
-            _penalise_repetition(flat, known, params["repetition"][repeats][owners])
+            _penalise_repetition(flat, known, self._send(params["repetition"][repeats][owners]))
         counts = np.flatnonzero((params["presence"] != 0) | (params["frequency"] != 0))
         if len(counts):
             known, owners = self._tokens(rows, counts, table, is_output_only=True)
-            self._penalise_counts(flat, known, params["presence"][counts][owners], params["frequency"][counts][owners])
+            presence, frequency = params["presence"][counts][owners], params["frequency"][counts][owners]
+            self._penalise_counts(flat, known, self._send(presence), self._send(frequency))
         masked = np.flatnonzero(params["has_mask"])
-        problems = self._masks.apply(logits, rows, masked, table) if len(masked) else {}
+        problems = self._mask(logits, rows, masked, table) if len(masked) else {}
         num_output = table.num_tokens[rows] - table.num_prompt_tokens[rows]
         unfinished = np.flatnonzero(num_output < params["min_tokens"])
         if len(masked):  # where only the end is left, it comes
-            unfinished = self._masks.without_finished(logits, rows, unfinished, self._end_tokens)
+            unfinished = self._without_finished(logits, rows, unfinished)
         if len(unfinished):
             ids = np.concatenate([self._end_tokens[rows[i]] + i * self._vocab_size for i in unfinished])
-            flat.index_fill_(0, torch.from_numpy(ids), -torch.inf)
+            flat.index_fill_(0, self._send(ids), -torch.inf)
         return problems
+
+    def _send(self, array: Array) -> torch.Tensor:
+        return self._link.send(array)
+
+    def _mask(self, logits: torch.Tensor, rows: IntArray, places: IntArray, table: RowTable) -> dict[int, str]:
+        return self._masks.apply(logits, rows, places, table)
+
+    def _without_finished(self, logits: torch.Tensor, rows: IntArray, places: IntArray) -> IntArray:
+        return self._masks.without_finished(logits, rows, places, self._end_tokens)
 
     def _tokens(
         self, rows: IntArray, which: IntArray, table: RowTable, *, is_output_only: bool
@@ -198,39 +213,49 @@ class Sampler:
             ids = table.token_ids[row, first : table.num_tokens[row]].astype(np.int64)
             parts.append(ids + index * self._vocab_size)
         owners = np.repeat(np.arange(len(which)), [len(part) for part in parts])
-        return torch.from_numpy(np.concatenate(parts)), owners
+        return self._send(np.concatenate(parts)), owners
 
     def _penalise_counts(
         self,
         flat: torch.Tensor,
         ids: torch.Tensor,
-        presence: npt.NDArray[np.float32],
-        frequency: npt.NDArray[np.float32],
+        presence: torch.Tensor,
+        frequency: torch.Tensor,
     ) -> None:
         if self._counts.numel() < flat.numel():
-            self._counts = torch.zeros(flat.numel())
-        self._counts.index_add_(0, ids, torch.ones(ids.numel()))
-        penalty = torch.from_numpy(frequency) * self._counts[ids] + torch.from_numpy(presence)
+            self._counts = torch.zeros(flat.numel(), device=flat.device)
+        self._counts.index_add_(0, ids, torch.ones(ids.numel(), device=flat.device))
+        penalty = frequency * self._counts[ids] + presence
         # A token that occurs twice is written twice, with the same value.
         flat[ids] = flat[ids] - penalty
         self._counts.index_fill_(0, ids, 0.0)
 
 
-def _penalise_repetition(flat: torch.Tensor, ids: torch.Tensor, repetition: npt.NDArray[np.float32]) -> None:
-    factor, values = torch.from_numpy(repetition), flat[ids]
+def _penalise_repetition(flat: torch.Tensor, ids: torch.Tensor, factor: torch.Tensor) -> None:
+    values = flat[ids]
     # Bounded, so that an extreme penalty leaves numbers that a temperature can still divide.
     flat[ids] = torch.where(values > 0, values / factor, values * factor).clamp_(-_MAX_LOGIT, _MAX_LOGIT)
 
 
 def token_logprobs(raw: torch.Tensor, token_ids: IntArray, asked: IntArray) -> list[TokenLogprobs]:
     """Of each row of log-probabilities `raw` `[n, vocab_size]`, with the `asked` `[n]` best tokens."""
-    chosen = raw.gather(1, torch.from_numpy(token_ids).unsqueeze(1))
-    ranks = ((raw > chosen).sum(1) + 1).tolist()
-    best = raw.topk(min(int(asked.max()), raw.shape[1]), dim=1)
-    best_ids, best_values = best.indices.tolist(), best.values.tolist()
+    tensors = logprob_tensors(raw, torch.from_numpy(token_ids), int(asked.max()))
+    return logprob_entries([tensor.numpy() for tensor in tensors], asked)
+
+
+def logprob_tensors(raw: torch.Tensor, token_ids: torch.Tensor, num_best: int) -> tuple[torch.Tensor, ...]:
+    """Of `raw` `[n, vocab_size]`: log-probability and rank of `token_ids`, `[n]`; ids and values of the best,
+    `[n, num_best]`."""
+    chosen = raw.gather(1, token_ids.unsqueeze(1))
+    ranks = (raw > chosen).sum(1) + 1
+    best = raw.topk(min(num_best, raw.shape[1]), dim=1)
+    return chosen.squeeze(1), ranks, best.indices, best.values
+
+
+def logprob_entries(arrays: Sequence[Array], asked: IntArray) -> list[TokenLogprobs]:
+    """What `logprob_tensors` computed, with the `asked` `[n]` best tokens of each row."""
+    chosen, ranks, best_ids, best_values = (array.tolist() for array in arrays)
     return [
         TokenLogprobs(value, rank, tuple(ids[:count]), tuple(values[:count]))
-        for value, rank, ids, values, count in zip(
-            chosen.squeeze(1).tolist(), ranks, best_ids, best_values, asked.tolist(), strict=True
-        )
+        for value, rank, ids, values, count in zip(chosen, ranks, best_ids, best_values, asked.tolist(), strict=True)
     ]

@@ -14,7 +14,7 @@ from engine.structured.grammars import Matcher
 
 Bits = npt.NDArray[np.int32]
 
-_NOTHING_LEFT = "no token may come next: allowed_token_ids, bad_words and structured output exclude each other"
+NOTHING_LEFT = "no token may come next: allowed_token_ids, bad_words and structured output exclude each other"
 
 
 class TokenMasks:
@@ -52,25 +52,35 @@ class TokenMasks:
         Returns:
             The places that no token is left for, and why.
         """
-        problems: dict[int, str] = {}
-        masked = [place for place in places.tolist() if rows[place] in self._matchers or rows[place] in self._allowed]
+        masked, banned, problems = self.masks(rows, places)
         if masked:
-            bits = np.full((len(masked), -(-self._vocab_size // 32)), -1, dtype=np.int32)
-            for mask, place in zip(bits, masked, strict=True):
-                problem = self._fill(mask, int(rows[place]))
-                if problem is not None or not mask.any():
-                    problems[place] = problem or _NOTHING_LEFT
-            banned = np.unpackbits((~bits).view(np.uint8), axis=1, bitorder="little", count=self._vocab_size)
-            is_banned = torch.from_numpy(banned.view(np.bool_))
+            is_banned = torch.from_numpy(banned)
             for index, place in enumerate(masked):
                 logits[place].masked_fill_(is_banned[index], -torch.inf)  # a view: in place
         for place in places.tolist():
-            words = self._banned(int(rows[place]), table)
+            words = self.banned_words(int(rows[place]), table)
             if words:
                 logits[place, words] = -torch.inf
                 if logits[place].max() == -torch.inf:
-                    problems.setdefault(place, _NOTHING_LEFT)
+                    problems.setdefault(place, NOTHING_LEFT)
         return problems
+
+    def masks(self, rows: IntArray, places: IntArray) -> tuple[list[int], npt.NDArray[np.bool_], dict[int, str]]:
+        """Those of `places` that have a mask, the tokens that theirs exclude `[n, vocab_size]`, and the places that no
+        token is left for, with the reason."""
+        problems: dict[int, str] = {}
+        masked = [place for place in places.tolist() if rows[place] in self._matchers or rows[place] in self._allowed]
+        bits = np.full((len(masked), -(-self._vocab_size // 32)), -1, dtype=np.int32)
+        for mask, place in zip(bits, masked, strict=True):
+            problem = self._fill(mask, int(rows[place]))
+            if problem is not None or not mask.any():
+                problems[place] = problem or NOTHING_LEFT
+        banned = np.unpackbits((~bits).view(np.uint8), axis=1, bitorder="little", count=self._vocab_size)
+        return masked, banned.view(np.bool_), problems
+
+    def has_matcher(self, row: int) -> bool:
+        """Whether `row` has structured output."""
+        return row in self._matchers
 
     def _fill(self, mask: Bits, row: int) -> str | None:
         matcher = self._matchers.get(row)
@@ -79,7 +89,7 @@ class TokenMasks:
             mask &= self._allowed[row]
         return None if problem is None else f"structured output: {problem}"
 
-    def _banned(self, row: int, table: RowTable) -> list[int]:
+    def banned_words(self, row: int, table: RowTable) -> list[int]:
         """Tokens that would complete a bad word."""
         words = self._bad_words.get(row)
         if words is None:

@@ -158,10 +158,10 @@ def test_a_gguf_file_continues_as_transformers_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"device": "cuda"}, "computes on the CPU only"),
+        ({"device": "gpu"}, "--device gpu: there are auto, cpu, cuda"),
         ({"dtype": "int8"}, "--dtype int8: there are auto, float32, bfloat16, float16"),
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8"),
-        ({"attention_backend": "triton"}, "--attention-backend triton: there are auto, native, cpu, reference"),
+        ({"attention_backend": "flash"}, "--attention-backend flash: there are auto, native, cpu, triton, reference"),
         ({"block_size": 0}, "--block-size 0"),
         ({"max_model_len": 300}, "the model takes 1 to 256 tokens"),
         ({"num_kv_blocks": None, "kv_cache_memory_bytes": 50_000, "max_model_len": 256}, "largest length that fits"),
@@ -179,10 +179,13 @@ def test_info_says_what_is_in_force(tmp_path: Path, caplog: pytest.LogCaptureFix
     caplog.set_level(logging.INFO)
     folder = save_hf(tiny_llama(), tmp_path / "m")
     config = EngineConfig(
-        str(folder), served_model_name="mine", dtype="bfloat16", kv_cache_dtype="float32", threads=1, num_kv_blocks=9
-    )
+        str(folder), served_model_name="mine", dtype="bfloat16", kv_cache_dtype="float32", threads=1, num_kv_blocks=9,
+        device="cpu",
+    )  # fmt: skip
     info = load_runner(config).info
-    assert (info.name, info.dtype, info.kv_cache_dtype, info.device) == ("mine", "bfloat16", "float32", "cpu")
+    assert (info.name, info.dtype, info.kv_cache_dtype) == ("mine", "bfloat16", "float32")
+    assert (info.device, info.device_text) == ("cpu", "cpu (as requested)")
+    assert "device: cpu (as requested)" in caplog.text
     assert info.attention_backend.startswith("cpu (")
     assert "not native: it keeps the KV cache in the weights' bfloat16, not in float32" in info.attention_backend
     assert info.attention_backend in caplog.text

@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 
 from engine.core.batch import NewSequence
+from engine.runner.device_sampler import DeviceSampler
 from engine.runner.inputs import RowTable
 from engine.runner.sampler import Sampler, uniform
+from engine.runner.transfer import DeviceLink
 from engine.sampling_params import SamplingParams
 
 VOCAB = 300
 EOS = (2,)
+
+
+@pytest.fixture(params=["host", "device"], autouse=True)
+def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both samplers do the same; the device's is tried with a CPU for a device."""
+    make = make_sampler if request.param == "host" else make_device_sampler
+    monkeypatch.setattr(Rows, "make", staticmethod(make))
+    return str(request.param)
+
+
+def make_sampler() -> Sampler:
+    return Sampler(VOCAB)
+
+
+def make_device_sampler() -> Sampler:
+    return DeviceSampler(VOCAB, link=DeviceLink(torch.device("cpu"), 64))
 
 
 @dataclass
@@ -24,11 +44,12 @@ class Rows:
     params: list[SamplingParams]
     prompts: list[list[int]] = field(default_factory=list)
     outputs: list[list[int]] = field(default_factory=list)
+    make: ClassVar[Callable[..., Sampler]] = Sampler
 
     def __post_init__(self) -> None:
         self.prompts = self.prompts or [[5, 6, 7] for _ in self.params]
         self.outputs = self.outputs or [[] for _ in self.params]
-        self.sampler = Sampler(VOCAB)
+        self.sampler = type(self).make()
         self.table = RowTable(2, 64, 16)
         for index, params in enumerate(self.params):
             tokens = (*self.prompts[index], *self.outputs[index])

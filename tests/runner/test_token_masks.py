@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
+import pytest
 import torch
 
 from engine.core.batch import NewSequence
+from engine.runner.device_sampler import DeviceSampler
 from engine.runner.inputs import RowTable
 from engine.runner.sampler import Sampler, SampleResult
+from engine.runner.transfer import DeviceLink
 from engine.sampling_params import SamplingParams, StructuredSpec
 from engine.structured.grammars import Grammars
 from tests.helpers.tokenizers import EOS, IM_END, byte_tokenizer
@@ -18,15 +23,31 @@ VOCAB = 310  # more than the tokenizer has
 ENDS = (EOS, IM_END)
 
 
+@pytest.fixture(params=["host", "device"], autouse=True)
+def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both samplers do the same; the device's is tried with a CPU for a device."""
+    make = make_sampler if request.param == "host" else make_device_sampler
+    monkeypatch.setattr(Rows, "make", staticmethod(make))
+
+
+def make_sampler() -> Sampler:
+    return Sampler(VOCAB)
+
+
+def make_device_sampler() -> Sampler:
+    return DeviceSampler(VOCAB, link=DeviceLink(torch.device("cpu"), 64))
+
+
 @dataclass
 class Rows:
     """Rows that are sampled together; `outputs` are what each has said already."""
 
     params: list[SamplingParams]
     outputs: list[list[int]]
+    make: ClassVar[Callable[..., Sampler]] = Sampler
 
     def __post_init__(self) -> None:
-        self.sampler, self.table = Sampler(VOCAB), RowTable(2, 64, 16)
+        self.sampler, self.table = type(self).make(), RowTable(2, 64, 16)
         grammars = Grammars(byte_tokenizer(), VOCAB)
         for index, (params, output) in enumerate(zip(self.params, self.outputs, strict=True)):
             new = NewSequence(f"s{index}", (1, 2, *output), 2, (0,), params, ENDS)
