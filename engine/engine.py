@@ -14,7 +14,7 @@ from typing import Protocol
 from engine.config import EngineConfig, ModelInfo
 from engine.core.batch import Batch, StepOutput
 from engine.core.events import Blocked, CommandRecord, Record, StepRecord
-from engine.core.limits import MAX_TIMEOUT_S, Limits, changed_limits
+from engine.core.limits import MAX_TIMEOUT_S, Limits, changed_limits, start_limits
 from engine.core.prefix_cache import root_hash
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
@@ -92,10 +92,9 @@ class Engine:
         seed: int = 0,
     ) -> None:
         info = runner.info
-        usable = min(limits.num_usable_blocks or info.num_blocks, info.num_blocks)
         self.info = info
         self.tokenizer = tokenizer
-        self.start_limits = replace(limits, num_usable_blocks=usable)
+        self.start_limits = start_limits(limits, info.num_blocks, info.device)
         self.limits_version = 1
         self.clock = clock
         self.is_draining = False

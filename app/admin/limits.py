@@ -7,7 +7,7 @@ import re
 from app.encode import Json
 from app.settings import Settings
 from engine.async_engine import AsyncEngine
-from engine.core.limits import LIMIT_TABLE, LimitRow, Limits
+from engine.core.limits import LIMIT_TABLE, LimitRow, Limits, start_limits
 
 _ETAG = re.compile(r'(?:W/)?"(\d{1,15})"')
 _NO_VERSION = 0  # versions begin at 1: a tag that is none of ours is stale
@@ -36,7 +36,7 @@ def expected_version(if_match: str) -> int | None:
 def limits_table(engine: AsyncEngine, settings: Settings) -> list[Json]:
     """One row per limit, in the order of the table."""
     current, start = engine.state.limits.as_dict(), engine.start_limits.as_dict()
-    default = Limits(num_usable_blocks=engine.info.num_blocks).as_dict()
+    default = start_limits(Limits(), engine.info.num_blocks, engine.info.device).as_dict()
     return [
         {
             "name": row.name,

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, fields, replace
 
 from engine.errors import LimitsError
 
+# Of max_prefill_tokens_while_decoding; measured, see engine/README.md. A GPU computes whole prompts in a decode's time.
+CPU_PREFILL_SHARE = 192
 MAX_TIMEOUT_S = 1e9  # thirty years; clocks of operating systems end before ten times as much
 
 
@@ -18,7 +20,7 @@ class Limits:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     long_prefill_token_threshold: int = 0  # 0 = off
-    max_prefill_tokens_while_decoding: int = 192  # 0 = off
+    max_prefill_tokens_while_decoding: int | None = None  # 0 = off; None = off, replaced at start
     watermark: float = 0.01  # fraction of the usable pool an admission leaves free while something runs
     num_usable_blocks: int = 0  # 0 = all of them, replaced at start
     max_num_queued_reqs: int = 1024
@@ -86,6 +88,15 @@ LIMIT_TABLE: tuple[LimitRow, ...] = (
 
 LIMIT_ROWS: dict[str, LimitRow] = {row.name: row for row in LIMIT_TABLE}
 assert list(LIMIT_ROWS) == [f.name for f in fields(Limits)], "the table and the dataclass name the same limits"
+
+
+def start_limits(limits: Limits, num_blocks: int, device: str) -> Limits:
+    """`limits` with what only the start can tell: the pool's size, and what suits the device ("cpu", ...)."""
+    usable = min(limits.num_usable_blocks or num_blocks, num_blocks)
+    share = limits.max_prefill_tokens_while_decoding
+    if share is None:
+        share = CPU_PREFILL_SHARE if device == "cpu" else 0
+    return replace(limits, num_usable_blocks=usable, max_prefill_tokens_while_decoding=share)
 
 
 def changed_limits(current: Limits, changes: Mapping[str, object], num_blocks: int) -> Limits:
