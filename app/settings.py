@@ -54,12 +54,14 @@ class Settings:
     max_model_len: int | None = _ENGINE.max_model_len
     device: str = _ENGINE.device
     attention_backend: str = _ENGINE.attention_backend
+    enforce_eager: bool = _ENGINE.enforce_eager
     threads: int | None = _ENGINE.threads
     seed: int = _ENGINE.seed
     generation_config: str = _ENGINE.generation_config
     # KV cache
     block_size: int = _ENGINE.block_size
     kv_cache_memory_bytes: int = _ENGINE.kv_cache_memory_bytes
+    gpu_memory_utilization: float = _ENGINE.gpu_memory_utilization
     num_kv_blocks: int | None = _ENGINE.num_kv_blocks
     num_usable_blocks: int = _LIMITS.num_usable_blocks
     kv_cache_dtype: str = _ENGINE.kv_cache_dtype
@@ -68,7 +70,7 @@ class Settings:
     max_num_seqs: int = _LIMITS.max_num_seqs
     max_num_batched_tokens: int = _LIMITS.max_num_batched_tokens
     long_prefill_token_threshold: int = _LIMITS.long_prefill_token_threshold
-    max_prefill_tokens_while_decoding: int | None = _LIMITS.max_prefill_tokens_while_decoding
+    max_prefill_tokens_while_decoding: int = _LIMITS.max_prefill_tokens_while_decoding
     watermark: float = _LIMITS.watermark
     max_num_queued_reqs: int = _LIMITS.max_num_queued_reqs
     queue_timeout_s: float | None = _LIMITS.queue_timeout_s
@@ -172,7 +174,7 @@ class Setting:
 
     def text(self, value: object) -> str:
         """A value in words; the text of a key is left out."""
-        if self.none and (value is None or (value in ((), "", 0) and value == self.default)):
+        if self.none and (value is None or value in ((), "", 0)):
             return self.none
         if self.kind == "keys" and isinstance(value, tuple):
             counts = [(role, sum(key.role == role for key in value)) for role in ROLES]
@@ -234,13 +236,16 @@ SETTINGS: tuple[Setting, ...] = (
             none="the model's own"),
     Setting("dtype", "choice", _MODEL,
             "Number format of weights and activations. auto is bfloat16 where the processor has it in hardware, else "
-            "float32; float32 dequantises exactly.", choices=_DTYPES),
+            "float32, and on a GPU the checkpoint's 16-bit format; float32 dequantises exactly.", choices=_DTYPES),
     Setting("max_model_len", "int", _MODEL, "Longest sequence, prompt and answer together, in tokens.", low=1,
             none="the model's own, shortened to what the KV pool holds"),
-    Setting("device", "choice", _MODEL, "Where the model runs.", choices=("auto", "cpu")),
+    Setting("device", "choice", _MODEL, "Where the model runs. auto takes a GPU where PyTorch sees one.",
+            choices=("auto", "cpu", "cuda")),
     Setting("attention_backend", "choice", _MODEL,
-            "Which code computes the layers: native is C++ and the fastest, cpu is PyTorch's, reference is written to "
-            "be read. auto takes the best that runs here.", choices=("auto", "native", "cpu", "reference")),
+            "Which code computes the layers: native is C++ and the fastest on a CPU, cpu is PyTorch's, triton is for "
+            "GPUs, reference is written to be read. auto takes the best that runs here.",
+            choices=("auto", "native", "cpu", "triton", "reference")),
+    Setting("enforce_eager", "bool", _MODEL, "On a GPU: launch every kernel by itself, without captured graphs."),
     Setting("threads", "int", _MODEL, "CPU threads for the model's arithmetic.", low=1, high=4096,
             none="all cores this process may use"),
     Setting("seed", "int", _MODEL, "Seeds the draw of a seed for each request that brings none.", low=0),
@@ -249,7 +254,11 @@ SETTINGS: tuple[Setting, ...] = (
             "generation_config.json, vllm takes none of them.", choices=("auto", "vllm")),
     Setting("block_size", "int", _CACHE, "Tokens whose keys and values one block holds.", low=1, high=1024),
     Setting("kv_cache_memory_bytes", "bytes", _CACHE,
-            "Memory for keys and values, as bytes or like 512M, 2GiB; capped by what is free.", low=1, metavar="SIZE"),
+            "On a CPU: memory for keys and values, as bytes or like 512M, 2GiB; capped by what is free.", low=1,
+            metavar="SIZE"),
+    Setting("gpu_memory_utilization", "float", _CACHE,
+            "On a GPU: fraction of its memory that may be used in all; what weights and the largest step leave of it "
+            "holds keys and values.", low=0.01, high=1),
     Setting("num_kv_blocks", "int", _CACHE, "Number of blocks, instead of a size in memory.", low=1,
             none="as many as the memory holds", aliases=("--num-gpu-blocks-override",)),
     Setting("num_usable_blocks", "int", _CACHE, LIMIT_ROWS["num_usable_blocks"].help, none="all blocks"),
@@ -262,7 +271,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("long_prefill_token_threshold", "int", _SCHEDULER, LIMIT_ROWS["long_prefill_token_threshold"].help,
             none="no cap"),
     Setting("max_prefill_tokens_while_decoding", "int", _SCHEDULER,
-            LIMIT_ROWS["max_prefill_tokens_while_decoding"].help, none="192 on a CPU, no cap on a GPU"),
+            LIMIT_ROWS["max_prefill_tokens_while_decoding"].help,
+            none="no cap"),
     Setting("watermark", "float", _SCHEDULER, LIMIT_ROWS["watermark"].help),
     Setting("max_num_queued_reqs", "int", _SCHEDULER, LIMIT_ROWS["max_num_queued_reqs"].help),
     Setting("queue_timeout_s", "seconds", _SCHEDULER, LIMIT_ROWS["queue_timeout_s"].help, none="no limit"),
@@ -329,8 +339,6 @@ def _check(settings: Settings) -> None:
     changes = {name: getattr(settings, name) for name in LIMIT_ROWS}
     if settings.num_usable_blocks == 0:  # at start: all blocks
         del changes["num_usable_blocks"]
-    if settings.max_prefill_tokens_while_decoding is None:  # at start: by device
-        del changes["max_prefill_tokens_while_decoding"]
     try:
         changed_limits(Limits(), changes, settings.num_kv_blocks or _NO_POOL_YET)
     except LimitsError as error:
