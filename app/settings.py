@@ -70,7 +70,7 @@ class Settings:
     max_num_seqs: int = _LIMITS.max_num_seqs
     max_num_batched_tokens: int = _LIMITS.max_num_batched_tokens
     long_prefill_token_threshold: int = _LIMITS.long_prefill_token_threshold
-    max_prefill_tokens_while_decoding: int = _LIMITS.max_prefill_tokens_while_decoding
+    max_prefill_tokens_while_decoding: int | None = _LIMITS.max_prefill_tokens_while_decoding
     watermark: float = _LIMITS.watermark
     max_num_queued_reqs: int = _LIMITS.max_num_queued_reqs
     queue_timeout_s: float | None = _LIMITS.queue_timeout_s
@@ -174,7 +174,7 @@ class Setting:
 
     def text(self, value: object) -> str:
         """A value in words; the text of a key is left out."""
-        if self.none and (value is None or value in ((), "", 0)):
+        if self.none and (value is None or (value in ((), "", 0) and value == self.default)):
             return self.none
         if self.kind == "keys" and isinstance(value, tuple):
             counts = [(role, sum(key.role == role for key in value)) for role in ROLES]
@@ -271,8 +271,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("long_prefill_token_threshold", "int", _SCHEDULER, LIMIT_ROWS["long_prefill_token_threshold"].help,
             none="no cap"),
     Setting("max_prefill_tokens_while_decoding", "int", _SCHEDULER,
-            LIMIT_ROWS["max_prefill_tokens_while_decoding"].help,
-            none="no cap"),
+            LIMIT_ROWS["max_prefill_tokens_while_decoding"].help, none="192 on a CPU, no cap on a GPU"),
     Setting("watermark", "float", _SCHEDULER, LIMIT_ROWS["watermark"].help),
     Setting("max_num_queued_reqs", "int", _SCHEDULER, LIMIT_ROWS["max_num_queued_reqs"].help),
     Setting("queue_timeout_s", "seconds", _SCHEDULER, LIMIT_ROWS["queue_timeout_s"].help, none="no limit"),
@@ -339,6 +338,8 @@ def _check(settings: Settings) -> None:
     changes = {name: getattr(settings, name) for name in LIMIT_ROWS}
     if settings.num_usable_blocks == 0:  # at start: all blocks
         del changes["num_usable_blocks"]
+    if settings.max_prefill_tokens_while_decoding is None:  # at start: by device
+        del changes["max_prefill_tokens_while_decoding"]
     try:
         changed_limits(Limits(), changes, settings.num_kv_blocks or _NO_POOL_YET)
     except LimitsError as error:
