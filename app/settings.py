@@ -57,6 +57,7 @@ class Settings:
     enforce_eager: bool = _ENGINE.enforce_eager
     threads: int | None = _ENGINE.threads
     seed: int = _ENGINE.seed
+    deterministic: bool = _ENGINE.deterministic
     generation_config: str = _ENGINE.generation_config
     # KV cache
     block_size: int = _ENGINE.block_size
@@ -249,6 +250,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("threads", "int", _MODEL, "CPU threads for the model's arithmetic.", low=1, high=4096,
             none="all cores this process may use"),
     Setting("seed", "int", _MODEL, "Seeds the draw of a seed for each request that brings none.", low=0),
+    Setting("deterministic", "bool", _MODEL,
+            "A request's tokens and log-probabilities are the same bits whatever else runs, however its prompt is cut, "
+            "cached or computed again. Only the native kernels promise it; few sequences of a 4-bit model get slower."),
     Setting("generation_config", "choice", _MODEL,
             "Where the defaults of sampling come from where a request is silent: auto takes those of the model's "
             "generation_config.json, vllm takes none of them.", choices=("auto", "vllm")),

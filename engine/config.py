@@ -29,6 +29,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     threads: int | None = None  # None = all cores this process may use
     seed: int = 0  # seeds the draws of per-request seeds
+    deterministic: bool = False  # bits that depend on nothing but the request: native kernels only, never 4 bits
     generation_config: str = "auto"  # auto = the model's generation_config.json gives defaults; vllm = it doesn't
     limits: Limits = field(default_factory=Limits)
 

@@ -52,7 +52,9 @@ def why_not_native(
     return why_not()
 
 
-def pack_weights(kernels: NativeKernels, config: ModelConfig, weights: DecoderWeights, max_len: int) -> PackedModel:
+def pack_weights(
+    kernels: NativeKernels, config: ModelConfig, weights: DecoderWeights, max_len: int, *, uses_stored: bool = True
+) -> PackedModel:
     """Pack all matrices. Each one's memory is released once it is packed: `weights` can't be used afterwards.
 
     Args:
@@ -60,10 +62,12 @@ def pack_weights(kernels: NativeKernels, config: ModelConfig, weights: DecoderWe
         config: of the model.
         weights: without biases.
         max_len: longest sequence, for the rotary table.
+        uses_stored: steps of few tokens read matrices as their file holds them, whose results are other bits than those
+            of larger steps.
     """
 
     def packed(linear: Linear, *, is_gate_up: bool = False) -> PackedLinear:
-        result = kernels.pack(linear.weight, is_gate_up=is_gate_up, stored=linear.stored)
+        result = kernels.pack(linear.weight, is_gate_up=is_gate_up, stored=linear.stored if uses_stored else None)
         _release(linear.weight)
         return result
 

@@ -58,6 +58,8 @@ def load_runner(config: EngineConfig, *, recorder: Recorder | None = None) -> Mo
     max_len = model.max_position_embeddings if config.max_model_len is None else config.max_model_len
     obstacle = why_not_native(model, loaded.source.names(), dtype, kv_dtype, max_len)
     backend_name, backend_reason = choose_backend(config.attention_backend, device.kind, obstacle)
+    if config.deterministic and backend_name != "native":
+        raise StartupError(f"--deterministic: only native kernels promise it, not {backend_name} ({backend_reason})")
     # float32 stays on the plain path, whose results the tests hold against transformers'.
     is_native, is_bfloat16, is_triton = backend_name == "native", dtype == torch.bfloat16, backend_name == "triton"
     weights = load_weights(
@@ -94,8 +96,10 @@ def load_runner(config: EngineConfig, *, recorder: Recorder | None = None) -> Mo
         sampler = Sampler(model.vocab_size, kernels=_kernels_of(backend_name))
     if is_native:
         kernels = NativeKernels(threads)
-        packed = pack_weights(kernels, model, weights, plan.max_model_len)
+        packed = pack_weights(kernels, model, weights, plan.max_model_len, uses_stored=not config.deterministic)
         weights_bytes, backend_reason = packed.num_bytes, f"{kernels.instruction_set}: {backend_reason}"
+        if config.deterministic:
+            backend_reason += "; the same bits in any batch"
         if packed.max_quantised_rows:
             quantization += f", used as stored in steps of up to {packed.max_quantised_rows} tokens"
         forward = NativeForward(kernels.bind(packed, kv_pool))
