@@ -180,30 +180,6 @@ def engine_state(fold: Fold, clock: WallClock, block_size: int, model: str, now_
     }
 
 
-def step_minis(records: Sequence[Record], num_running: int, num_waiting: int) -> list[list[float]]:
-    """`[step, prefill tokens, decode tokens, preemptions, milliseconds, running, waiting]` of each step in `records`.
-
-    The two last numbers are of the moment after the step. They are not in the records: they are found by undoing
-    these one by one from the numbers after the last of them.
-    """
-    minis: list[list[float]] = []
-    for record in reversed(records):
-        changes = record.changes
-        if isinstance(record, StepRecord):
-            milliseconds = round((record.ended_at - record.started_at) * 1000, 3)
-            minis.append([
-                record.step, record.num_prefill_tokens, record.num_decode_tokens, len(changes.preempted),
-                milliseconds, num_running, num_waiting,
-            ])  # fmt: skip
-        # A running sequence holds at least one block and a waiting one none, which tells where a finished one was.
-        ended_running = sum(1 for f in changes.finished if f.num_blocks)
-        num_waiting += len(changes.finished) - ended_running + len(changes.admitted) - len(changes.preempted)
-        num_waiting -= len(changes.added)
-        num_running += ended_running + len(changes.preempted) - len(changes.admitted) - len(changes.forked)
-    minis.reverse()
-    return minis
-
-
 def record_json(record: Record) -> Json:
     """A record with names instead of positions, for scripts and for the page of one step."""
     data: Json = {"seq": record.seq, "step": record.step}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from app.admin.changes import block_runs, changed_fields, order_change, table_tail
+from app.admin.history import step_minis
 from app.encode import (
     Json,
     WallClock,
@@ -20,7 +21,6 @@ from app.encode import (
     first_waiting,
     kv,
     row,
-    step_minis,
     whys,
 )
 from app.narration import Narrator
@@ -89,7 +89,7 @@ class StateFrames:
         fold = self._fold
         records = self._trace.records(0, fold.seq)
         self._steps.clear()
-        self._steps.extend(step_minis(records, len(fold.running), fold.num_waiting)[-MAX_RECENT_STEPS:])
+        self._steps.extend(step_minis(records, fold)[-MAX_RECENT_STEPS:])
         has_all = bool(records) and records[0].seq == 1
         self._narrator = Narrator(self._start_limits if has_all else None)
         self._events.clear()
@@ -158,7 +158,7 @@ class StateFrames:
             data["tails"] = tails
         if touched.blocks:
             data["blocks"] = block_runs(fold, touched.blocks)
-        minis = step_minis(records, len(fold.running), fold.num_waiting)
+        minis = step_minis(records, fold)
         if minis:
             data["steps"] = minis
             self._steps.extend(minis)

@@ -35,7 +35,7 @@ export function emptyState() {
     waiting_total: 0,
     // By block id: state 0 free 1 cached 2 used 3 shared; ref_count; index into owners of the first owner, or -1.
     blocks: { state: new Uint8Array(0), ref: new Uint16Array(0), owner: new Int32Array(0), owners: [] },
-    recent_steps: [], // [step, prefill, decode, preempted, ms, running, waiting], oldest first
+    recent_steps: [], // [step, prefill, decode, preempted, ms, running, waiting, used, shared, cached], oldest first
     recent_events: [], // oldest first
   };
 }

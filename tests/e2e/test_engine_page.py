@@ -436,3 +436,29 @@ def test_eight_requests_at_once_in_sixty_four_blocks_of_the_real_model(
         kv = console.state()["kv"]
         assert (kv["used"], kv["shared"]) == (0, 0)
         expect(browser_page.locator("[data-legend=used]")).to_have_text("0")
+
+
+def test_the_kv_chart_knows_steps_from_before_the_page_was_opened(
+    clean_page: Page, address: str, console: Console, traffic: Load
+) -> None:
+    before = console.state()["step"]
+    traffic.start(4)
+    while (state := console.state())["step"] < before + 30 or not state["running"]:
+        pass
+    console.act("pause", {"reason": "a test looks"})
+    state = console.state()
+    last, kv = state["step"], state["kv"]
+    clean_page.goto(f"{address}/engine")
+    chart = clean_page.locator("[data-chart=kv]")
+    in_use = 100 * (kv["used"] + kv["shared"]) / kv["num_blocks"]
+    now = chart.locator(".chart-now")
+    expect(now).to_contain_text(" % in use")
+    assert float(now.inner_text().split()[0]) == pytest.approx(in_use, abs=0.5)
+    box = chart.locator(".u-over").bounding_box()
+    assert box is not None
+    first, end = max(0, last - 599), max(599, last)
+    at = (last - 10 - first) / (end - first)
+    clean_page.mouse.move(box["x"] + at * box["width"], box["y"] + box["height"] / 2)
+    expect(now).to_have_text(re.compile(r"step [\d,]+: \d+(\.\d)? % in use"))
+    shown = number(re.findall(r"step ([\d,]+)", now.inner_text())[0])
+    assert shown < last

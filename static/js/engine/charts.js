@@ -7,7 +7,7 @@ import { onThemeChange, readPalette } from "./palette.js";
 const NUM_STEPS = 600;
 const NO_STROKE = "transparent";
 
-/** Columns of a step: [step, prefill, decode, preempted, ms, running, waiting]. */
+/** Columns of a step; the last five are of after it, three of these in blocks. */
 const STEP = 0;
 const PREFILL = 1;
 const DECODE = 2;
@@ -15,12 +15,15 @@ const PREEMPTED = 3;
 const MS = 4;
 const RUNNING = 5;
 const WAITING = 6;
+const USED = 7;
+const SHARED = 8;
+const CACHED = 9;
 
 const compact = (value) =>
   value >= 1000 ? `${Number((value / 1000).toFixed(1))}k` : String(Number(value.toFixed(value < 10 ? 1 : 0)));
 
 /**
- * What each chart shows. `values(step, kv)` gives the series from the bottom up, areas already stacked; `words` is the
+ * What each chart shows. `values(step, numBlocks)` gives the series, areas stacked and the topmost first; `words` is the
  * line above the chart for one step.
  */
 const CHARTS = {
@@ -49,12 +52,11 @@ const CHARTS = {
       { label: "shared", kind: "area", colour: (p) => p.state[3], alpha: 0.9 },
       { label: "used", kind: "area", colour: (p) => p.state[2], alpha: 0.9 },
     ],
-    values: (_, kv) => {
-      if (!kv) return [null, null, null];
-      const part = (n) => (100 * n) / kv.num_blocks;
-      return [part(kv.used + kv.shared + kv.cached), part(kv.used + kv.shared), part(kv.used)];
+    values: (s, numBlocks) => {
+      const part = (n) => (100 * n) / numBlocks;
+      return [part(s[USED] + s[SHARED] + s[CACHED]), part(s[USED] + s[SHARED]), part(s[USED])];
     },
-    words: (_, kv) => (kv ? `${percent(kv.used + kv.shared, kv.num_blocks)} in use` : DASH),
+    words: (s, numBlocks) => `${percent(s[USED] + s[SHARED], numBlocks)} in use`,
   },
   queue: {
     unit: "sequences",
@@ -81,7 +83,6 @@ export class Charts {
   constructor(section, view) {
     this.section = section;
     this.view = view;
-    this.kvOfStep = new Map();
     this.steps = [];
     this.charts = [];
     this.hovered = null;
@@ -188,7 +189,7 @@ export class Charts {
     const columns = [[], ...spec.series.map(() => [])];
     for (const step of this.steps) {
       columns[0].push(step[STEP]);
-      spec.values(step, this.kvOfStep.get(step[STEP])).forEach((value, i) => columns[i + 1].push(value));
+      spec.values(step, this.view.numBlocks).forEach((value, i) => columns[i + 1].push(value));
     }
     return columns;
   }
@@ -206,22 +207,8 @@ export class Charts {
     if (this.hovered !== null) step = this.steps.find((s) => s[STEP] === this.hovered) ?? step;
     const label = this.hovered === null || !step ? "" : `step ${integer(step[STEP])}: `;
     for (const { spec, words } of this.charts) {
-      setText(words, step ? label + spec.words(step, this.kvOfStep.get(step[STEP])) : DASH);
+      setText(words, step ? label + spec.words(step, this.view.numBlocks) : DASH);
     }
-  }
-
-  /** Notes the block counts of a step: the stream has those of the last step of a frame only. */
-  note(step, kv) {
-    this.kvOfStep.set(step, kv);
-    if (this.kvOfStep.size > 2 * NUM_STEPS) {
-      const oldest = step - NUM_STEPS;
-      for (const key of this.kvOfStep.keys()) if (key < oldest) this.kvOfStep.delete(key);
-    }
-  }
-
-  /** Another process: nothing of before counts. */
-  reset() {
-    this.kvOfStep.clear();
   }
 
   refresh() {

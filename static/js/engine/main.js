@@ -68,14 +68,12 @@ class EnginePage {
     this.takeClock();
     if (this.epoch !== raw.epoch || this.numBlocks !== this.view.numBlocks) {
       this.map.reset();
-      this.charts.reset();
       this.epoch = raw.epoch;
       this.numBlocks = this.view.numBlocks;
       byId("map-stage").dataset.ready = "true";
     }
     this.losses.reset();
     this.feed.reset(raw.recent_events);
-    if (raw.kv && raw.step !== null) this.charts.note(raw.step, raw.kv);
     this.map.stateChanged();
     this.refreshSoon("tables");
     this.refreshSoon("charts");
@@ -85,7 +83,6 @@ class EnginePage {
     this.takeClock();
     this.map.flash(this.losses.losses(delta));
     this.feed.add(delta.events);
-    for (const [step] of delta.steps ?? []) this.charts.note(step, this.view.raw.kv);
     this.map.stateChanged();
     this.refreshSoon("tables");
     if (delta.steps?.length) this.refreshSoon("charts");

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from app.admin.frames import MAX_WAITING_ROWS
 from app.sse import frame
-from engine.core.limits import Limits
+from engine.core.stats import fold
 from engine.errors import RequestError
 from tests.app.stream.mirror import Mirror
 from tests.app.stream.stage import Stage, expected
@@ -74,7 +75,7 @@ def test_a_keyframe_of_a_running_engine_equals_one_kept_up_from_the_start(seed: 
     assert mirror.events == stage.mirror.events[-len(mirror.events) :]
 
 
-def test_the_steps_of_a_frame_say_how_many_ran_and_waited_after_each() -> None:
+def test_the_steps_of_a_frame_say_what_ran_waited_and_was_held_after_each() -> None:
     rng = random.Random(7)
     stage = Stage(num_blocks=24, max_num_seqs=5, max_num_batched_tokens=64, max_num_queued_reqs=12)
     stage.begin()
@@ -85,11 +86,15 @@ def test_the_steps_of_a_frame_say_how_many_ran_and_waited_after_each() -> None:
         done = len(stage.recorder.records)
         if done and stage.recorder.records[-1].step > before and done > stage.fold.seq:
             scheduler = stage.engine.scheduler
-            seen.append([scheduler.step, len(scheduler.running), len(scheduler.waiting)])
+            # What was held, by a fold of its own from the beginning.
+            past = fold(24, stage.engine.start_limits, stage.recorder.records).block_counts
+            held = (past["used"], past["shared"], past["cached"])
+            seen.append((scheduler.step, len(scheduler.running), len(scheduler.waiting), *held))
     stage.publish()
-    by_step = {step: (running, waiting) for step, *_, running, waiting in stage.mirror.steps}
-    first_seen = {step: (running, waiting) for step, running, waiting in reversed(seen)}
+    by_step = {step: tuple(after) for step, _, _, _, _, *after in stage.mirror.steps}
+    first_seen = {step: tuple(after) for step, *after in reversed(seen)}
     assert by_step == first_seen
+    assert len({held for *_, held in seen}) > 3, "blocks were cached and lost"
 
 
 REQUEST_ID = "chatcmpl-0f1e2d3c4b5a69788796a5b4c3d2{:04x}"  # as long as those of /v1
@@ -211,4 +216,4 @@ def test_limits_changes_are_told_as_old_and_new() -> None:
     assert delta["events"][0]["text"] == "limits changed to version 2: max_num_seqs 8 → 2, queue_timeout_s off → 1.5"
     assert delta["limits"]["max_num_seqs"] == 2
     assert delta["limits_version"] == 2
-    assert stage.fold.limits == Limits(max_num_seqs=2, queue_timeout_s=1.5, num_usable_blocks=64)
+    assert stage.fold.limits == replace(stage.engine.start_limits, max_num_seqs=2, queue_timeout_s=1.5)
