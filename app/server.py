@@ -31,6 +31,9 @@ logger = logging.getLogger(__name__)
 
 EXIT_OK, EXIT_FAILED = 0, 1
 SEND_BUFFER_BYTES = 64 * 1024  # what one stalled reader may cost the kernel; accepted sockets inherit it
+# How long the event loop may keep the interpreter from the engine's thread that wants it back, and the other way round.
+# Python's own 5 ms held up steps that stream to many clients by several milliseconds each.
+SWITCH_INTERVAL_S = 0.0005
 BACKLOG = 2048
 MAX_HEADER_BYTES = 64 * 1024
 HEADER_TIMEOUT_S = 30.0  # from a connection, or the first byte of a request, to the end of its headers
@@ -47,6 +50,7 @@ def serve(settings: Settings) -> int:
         say(f"pagedeck: {error}", sys.stderr)
         return EXIT_FAILED
     configure_logging(settings.log_level)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     server = Server(settings, listener, lambda: load_app(settings), announce, leave=leave)
     server.run(sockets=[listener])
     if isinstance(server.failure, StartupError):
