@@ -41,7 +41,7 @@ PREFILL: dict[tuple[int, int], Tiling] = {
     (256, 4): Tiling(16, 16, 8, 1),
 }
 # Before compute capability 9.0 products read their factors from registers: there is less room.
-PREFILL_BEFORE_90: dict[tuple[int, int], Tiling] = {(128, 2): Tiling(128, 32, 8, 3)}
+PREFILL_BEFORE_90: dict[tuple[int, int], Tiling] = {(128, 2): Tiling(64, 64, 8, 3)}
 MAX_HEAD_DIM = 256
 MAX_SPLITS = 64  # sections of a sequence in a decode; a power of two
 MIN_SECTION = 256  # tokens below which another section costs more than it brings
