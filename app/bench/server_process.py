@@ -27,6 +27,7 @@ class RunningServer:
 
     base_url: str
     startup_s: float
+    pid: int
 
 
 @contextmanager
@@ -47,7 +48,7 @@ def running_server(flags: Sequence[str], keys: Sequence[ApiKey] = ()) -> Iterato
             if address is None:
                 raise ServerFailedError(f"the server ended with status {process.wait()} before it was ready")
             drain.start()
-            yield RunningServer(address.rstrip("/."), time.perf_counter() - started_at)
+            yield RunningServer(address.rstrip("/."), time.perf_counter() - started_at, process.pid)
         finally:
             _stop(process)
             if drain.ident is not None:
