@@ -103,7 +103,7 @@ format: $(DEV) ## let ruff fix and format
 screenshots: setup $(DEV) ## the pictures of the README, taken of a real server in Chromium
 	@$(BIN)/python -m tests.e2e.screenshots
 
-bench: setup ## throughput of mixed 32 and mixed 96, as rows of the README's table
+bench: setup ## throughput, and latency beside long prompts, as rows of the README's tables
 	@$(BIN)/python -m engine.bench.table $(BENCH_ARGS)
 
 wheel: setup ## a wheel in dist/, with templates, static files and front-end libraries in it

@@ -1,7 +1,7 @@
 """Whether a server's memory stays flat: thousands of short requests, and its resident memory after each thousand.
 
-`python -m app.bench.memory [--requests 10000]`; Linux only, it reads /proc. The KV pool takes its memory from the system
-as its blocks are first written, so the server gets a pool that the first thousand requests have been all over.
+`python -m app.bench.memory [--requests 10000]`; Linux only, it reads /proc. The KV pool takes its memory from the
+system as its blocks are first written, so the server gets a pool that the first thousand requests have been all over.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def run_once(engine: Engine, workload: Workload, rep: int, startup_s: float) -> 
     preemptions = steps = 0
     started_at = time.perf_counter()
     for index, item in enumerate(workload.items):
-        request = _request(f"{workload.name}-{rep}-{index}", item)
+        request = bench_request(f"{workload.name}-{rep}-{index}", item)
         wanted[request.request_id], counts[request.request_id] = item.max_tokens, 0
         try:
             engine.add(request)
@@ -118,7 +118,8 @@ def run_once(engine: Engine, workload: Workload, rep: int, startup_s: float) -> 
     )
 
 
-def _request(request_id: str, item: Item) -> Request:
+def bench_request(request_id: str, item: Item) -> Request:
+    """A greedy request of exactly `max_tokens` tokens."""
     params = SamplingParams(temperature=0.0, max_tokens=item.max_tokens, ignore_eos=True)
     return Request(request_id, item.prompt_token_ids, params, source="bench")
 
