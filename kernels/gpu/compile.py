@@ -37,7 +37,7 @@ class Resources:
     """What one compiled kernel takes."""
 
     case: str
-    kernel: str
+    kernel: str  # `Specialisation.name`
     arch: int  # compute capability: 80, 90
     threads: int
     registers: int  # per thread

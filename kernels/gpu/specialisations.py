@@ -41,8 +41,9 @@ class Specialisation:
 
     @property
     def name(self) -> str:
-        """The kernel's name without the underscore."""
-        return str(self.kernel.__name__).removeprefix("_")
+        """The kernel's name without the underscore, and what is switched on: "decode split window"."""
+        switches = (key.partition("_")[2].lower() for key, value in self.constexprs.items() if value is True)
+        return " ".join((str(self.kernel.__name__).removeprefix("_"), *switches))
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -103,8 +104,8 @@ def _attend(
     seq_lens = _meta(num_seqs, dtype=torch.int32)
     if is_prefill:
         starts = _meta(num_seqs + 1, dtype=torch.int32)
-        plan = attention.plan_prefill(layout, tables, seq_lens, starts, dtype)
-        attention.paged_prefill(query, cache, tables, seq_lens, starts, 0.125, plan, **options)
+        attention.plan_prefill(layout, tables, seq_lens, starts, dtype)
+        attention.paged_prefill(query, cache, tables, seq_lens, starts, 0.125, **options)
     else:
         decode_plan = attention.plan_decode(layout, tables, seq_lens, dtype)
         assert (decode_plan.num_sections > 1) == (num_seqs == 1)
@@ -116,9 +117,11 @@ def _rotate(head_dim: int, num_heads: int, num_kv_heads: int, dtype: torch.dtype
     qkv = _meta(64, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype)
     angles, weight = _meta(64, head_dim, dtype=FP32), _meta(head_dim, dtype=dtype)
     slots = _meta(64, dtype=torch.int64)
-    norms = {"q_norm": weight, "k_norm": weight} if has_norm else {}
+    norm = weight if has_norm else None
     cache = _meta(*layout.cache_shape(1000), dtype=dtype)
-    elementwise.rope_and_write_kv(qkv, angles, angles, cache, slots, num_heads, num_kv_heads, **norms)
+    elementwise.rope_and_write_kv(
+        qkv, angles, angles, cache, slots, num_heads, num_kv_heads, q_norm=norm, k_norm=norm
+    )  # fmt: skip
 
 
 def _rope(head_dim: int, num_heads: int, dtype: torch.dtype) -> None:
@@ -215,4 +218,7 @@ def all_specialisations(capability: int) -> list[Specialisation]:
         for case, call in CASES.items():
             with recorded(case, found):
                 call()
-    return list({specialisation.key: specialisation for specialisation in reversed(found)}.values())[::-1]
+    first: dict[tuple[Any, ...], Specialisation] = {}
+    for specialisation in found:
+        first.setdefault(specialisation.key, specialisation)
+    return list(first.values())
