@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from app.admin.actions import audited
 from app.admin.events import Client
 from app.admin.limits import etag, expected_version, limits_table
+from app.admin.request_history import request_history
 from app.context import AppContext, context
 from app.encode import BlockColumns, Json, engine_state, kv, record_json
 from app.errors import ApiError, bad_request
@@ -74,6 +75,31 @@ async def one_step(request: Request) -> Response:
         which = f"kept are {kept[0].step:,} to {engine.state.step:,}" if kept else "none is kept"
         raise ApiError(404, f"step {number:,} is not in the trace; {which}", param="step", code="not_found")
     return JSONResponse(record_json(record))
+
+
+async def one_request(request: Request) -> Response:
+    """GET /admin/api/requests/ID: its life as the trace tells it."""
+    return JSONResponse(history_of(request))
+
+
+def history_of(request: Request) -> Json:
+    """The life of the request in the path.
+
+    Raises:
+        ApiError: 404 if it neither lives nor is in the trace.
+    """
+    ctx = context(request)
+    engine, wall = ctx.async_engine, ctx.console.wall
+    request_id: str = request.path_params["request_id"]
+    records = engine.trace.records(0, engine.state.seq)
+    found = request_history(request_id, records, engine.state, wall, wall.unix(engine.now()))
+    if found is None:
+        kept = f"the trace goes back to step {records[0].step:,}" if records else "the trace is empty"
+        raise ApiError(
+            404, f"request {request_id[:128]!r} neither lives nor is in the trace; {kept}",
+            param="request_id", code="not_found",
+        )  # fmt: skip
+    return found
 
 
 async def phases(request: Request) -> Response:

@@ -8,8 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.access import Role
+from app.admin.api import history_of
 from app.admin.keys import listing
 from app.admin.limits import limits_table
+from app.admin.timeline import timeline
 from app.audit import utc_text
 from app.context import context
 
@@ -19,6 +21,22 @@ AUDIT_ROWS = 100
 async def engine_page(request: Request) -> Response:
     """GET /engine: the live engine."""
     return context(request).templates.render(request, "engine/engine.html", "Engine", "engine")
+
+
+async def request_page(request: Request) -> Response:
+    """GET /engine/requests/ID: the life of one request."""
+    return _request_page(request, "engine/request.html")
+
+
+async def request_fragment(request: Request) -> Response:
+    """GET /engine/fragments/requests/ID: the same without the frame of the page, for as long as it lives."""
+    return _request_page(request, "engine/_request.html")
+
+
+def _request_page(request: Request, template: str) -> Response:
+    history: dict[str, Any] = history_of(request)
+    drawn = [timeline(sequence, history["server_time"]) for sequence in history["sequences"]]
+    return context(request).templates.render(request, template, "Request", "engine", history=history, timelines=drawn)
 
 
 async def admin_page(request: Request) -> Response:

@@ -9,6 +9,8 @@ _READ, _ADMIN = Role.READ_ONLY, Role.ADMIN
 
 ROUTES: tuple[RouteRow, ...] = (
     RouteRow("/engine", ("GET",), pages.engine_page, _READ, "engine_page"),
+    RouteRow("/engine/requests/{request_id}", ("GET",), pages.request_page, _READ, "request_page"),
+    RouteRow("/engine/fragments/requests/{request_id}", ("GET",), pages.request_fragment, _READ, "request_fragment"),
     RouteRow("/admin", ("GET",), pages.admin_page, _READ, "admin_page"),
     RouteRow("/admin/fragments/audit", ("GET",), pages.audit_rows, _ADMIN, "audit_rows"),
     RouteRow("/admin/fragments/keys", ("GET",), pages.key_rows, _ADMIN, "key_rows"),
@@ -27,6 +29,7 @@ ROUTES: tuple[RouteRow, ...] = (
     RouteRow("/admin/api/engine/resume", ("POST",), api.resume, _ADMIN, "resume"),
     RouteRow("/admin/api/engine/step", ("POST",), api.step, _ADMIN, "step"),
     RouteRow("/admin/api/engine/drain", ("POST",), api.drain, _ADMIN, "drain"),
+    RouteRow("/admin/api/requests/{request_id}", ("GET",), api.one_request, _READ, "one_request"),
     RouteRow("/admin/api/requests/{request_id}/abort", ("POST",), api.abort_request, _ADMIN, "abort_request"),
     RouteRow("/admin/api/prefix-cache/reset", ("POST",), api.reset_prefix_cache, _ADMIN, "reset_prefix_cache"),
     RouteRow("/admin/api/keys", ("GET",), keys.list_keys, _ADMIN, "list_keys"),

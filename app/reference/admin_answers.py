@@ -191,6 +191,61 @@ class Phase(Answer):
     is_bookkeeping: bool  # Python's part; the rest is the model's
 
 
+class Span(Answer):
+    """A stretch of a sequence's life."""
+
+    kind: Literal["waiting", "reading", "writing", "preempted"]
+    from_unix: float
+    to_unix: float | None
+    from_step: int
+
+
+class HistoryRow(Row):
+    """A live sequence, without its age."""
+
+    age_s: float = 0
+
+
+class SequenceHistory(Answer):
+    """One sequence of a request: of what the trace has lost source, prompt and limit are null."""
+
+    id: str
+    source: str | None
+    num_prompt_tokens: int | None
+    max_tokens: int | None
+    num_output_tokens: int
+    num_cached_tokens: int
+    num_preemptions: int
+    finish_reason: str | None
+    spans: list[Span]
+    steps: list[tuple[int, int, int]]
+    row: HistoryRow | None
+
+
+class HistoryEvent(Answer):
+    """What happened to it, or to everyone while it lived."""
+
+    step: int
+    at_unix: float
+    kind: str
+    id: str | None
+    text: str
+
+
+class RequestHistory(Answer):
+    """The life of one request as the trace tells it."""
+
+    request_id: str
+    is_live: bool
+    is_whole: bool
+    server_time: float
+    step: int
+    first_step: int | None
+    limits: Limits
+    sequences: list[SequenceHistory]
+    events: list[HistoryEvent]
+
+
 class Phases(Answer):
     """Where the time of the latest steps went: medians."""
 

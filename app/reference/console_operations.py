@@ -12,6 +12,9 @@ HEALTH, STATE, LIMITS, ENGINE, KEYS = "Health", "State", "Limits", "Engine", "Ke
 
 _DEAD = {503: "the engine is dead"}
 _LIMIT = Parameter("limit", "query", "How many.", {"type": "integer", "minimum": 1, "maximum": MAX_LISTED})
+_REQUEST_ID = Parameter("request_id", "path", "Its id, as the state shows it.",
+                        {"type": "string", "pattern": "^[^/]+$", "minLength": 1}, required=True,
+                        example="no-such-request")  # fmt: skip
 
 
 def _limits_patch() -> Json:
@@ -60,6 +63,12 @@ OPERATIONS: tuple[Operation, ...] = (
                               example="1"),),
     ),
     Operation(
+        "one_request", STATE, "One request",
+        "When its sequences waited, were computed, wrote and were preempted; no text.", answer=answers.RequestHistory,
+        errors={404: "it neither lives nor is in the trace any more"},
+        parameters=(_REQUEST_ID,),
+    ),
+    Operation(
         "engine_events", STATE, "Live state, streamed",
         "Server-sent events `hello`, `key` (the whole state), `delta`, `tick`, `bye`; it has no end. "
         "`Last-Event-ID` resumes it.",
@@ -89,9 +98,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation("abort_request", ENGINE, "Abort a request", "A receipt; the same when asked again.",
               answer=answers.Receipt, errors=_DEAD, effect="changes",
-              parameters=(Parameter("request_id", "path", "Its id, as the state shows it.",
-                                    {"type": "string", "pattern": "^[^/]+$", "minLength": 1}, required=True,
-                                    example="no-such-request"),)),
+              parameters=(_REQUEST_ID,)),
     Operation("reset_prefix_cache", ENGINE, "Reset the prefix cache", "Cached blocks become free.",
               answer=answers.CacheReset, errors=_DEAD, effect="changes"),
     Operation("drain", ENGINE, "Drain the engine", "No new requests from now on. Only a restart takes it back.",

@@ -26,6 +26,7 @@ OPERATIONS: dict[str, Operation] = {
 # Rows that are no part of the API: names of `RouteRow`.
 NOT_DESCRIBED: dict[str, str] = {
     **dict.fromkeys(("chat_page", "engine_page", "admin_page", "api_page", "audit_rows", "key_rows"), "a page"),
+    **dict.fromkeys(("request_page", "request_fragment"), "a page"),
     **dict.fromkeys(("login_form", "login", "logout"), "for browsers"),
     **dict.fromkeys(("static", "favicon"), "files"),
     **dict.fromkeys(

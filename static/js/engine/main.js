@@ -1,6 +1,6 @@
 // /engine: puts the parts together and decides how often each of them is drawn.
 
-import { setText, toast } from "../page.js";
+import { setText, toast, url } from "../page.js";
 import { engineStream } from "../stream.js";
 import { BlockTable } from "./block-table.js";
 import { Charts } from "./charts.js";
@@ -147,6 +147,9 @@ class EnginePage {
     const row = this.selected === null ? undefined : this.view.row(this.selected);
     if (this.selected !== null && !row) this.select(null);
     byId("selection-clear").hidden = !row;
+    const open = byId("selection-open");
+    open.hidden = !row;
+    if (row) open.href = url(`/engine/requests/${encodeURIComponent(row.request_id)}`);
     if (!row) {
       setText(line, "Point at a block for its owner and tokens; click one to select its request.");
       return;

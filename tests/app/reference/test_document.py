@@ -216,11 +216,14 @@ def test_real_answers_of_the_admin_api_conform_while_there_is_work() -> None:
             assert len(blocks["blocks"]) == 8
             steps = conforms(admin_answers.Steps, (await request(app, "GET", "/admin/api/steps")).body)
             assert len(steps["steps"]) == 2
-            assert conforms(admin_answers.Phases, (await request(app, "GET", "/admin/api/phases")).body)["num_steps"] == 2
+            profile = conforms(admin_answers.Phases, (await request(app, "GET", "/admin/api/phases")).body)
+            assert profile["num_steps"] == 2
             conforms(admin_answers.Step, (await request(app, "GET", "/admin/api/steps/1")).body)
             for row in (*state["running"], *state["waiting"]):
-                path = f"/admin/api/requests/{row['request_id']}/abort"
-                conforms(admin_answers.Receipt, (await request(app, "POST", path)).body)
+                path = f"/admin/api/requests/{row['request_id']}"
+                assert conforms(admin_answers.RequestHistory, (await request(app, "GET", path)).body)["is_live"]
+                conforms(admin_answers.Receipt, (await request(app, "POST", f"{path}/abort")).body)
+                assert not conforms(admin_answers.RequestHistory, (await request(app, "GET", path)).body)["is_live"]
             await request(app, "POST", "/admin/api/engine/resume")
             for exchange in waiting:
                 await exchange.end()
