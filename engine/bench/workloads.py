@@ -127,6 +127,13 @@ def _interference(rng: random.Random, num: int) -> Iterator[Item]:
         yield Item(_ids(rng, 4000), 16, arrival_s=1.0)
 
 
+def _nano_vllm(rng: random.Random, num: int) -> Iterator[Item]:
+    """The lengths of nano-vllm's bench.py: all at once, both uniform in 100..1024."""
+    prompts = [tuple(rng.randint(0, 10_000) for _ in range(rng.randint(100, 1024))) for _ in range(num)]
+    for prompt in prompts:
+        yield Item(prompt, rng.randint(100, 1024))
+
+
 def _ids(rng: random.Random, num: int) -> tuple[int, ...]:
     return tuple(rng.randint(LOWEST_ID, HIGHEST_ID) for _ in range(num))
 
@@ -136,4 +143,5 @@ KINDS: dict[str, tuple[Maker, int]] = {  # kind: how it is made, and how many re
     "mixed": (_mixed, 32),
     "shared-prefix": (_shared_prefix, 64),
     "interference": (_interference, 16),
+    "nano-vllm": (_nano_vllm, 256),
 }
