@@ -127,7 +127,13 @@ def _workload(
     for rep in range(args.reps):
         rates.append(ours.run(rep))
         if peer is not None and perf_counter() - started < PEER_DEADLINE_S:
-            rates.append(peer.run(rep))
+            try:
+                rates.append(peer.run(rep))
+            except (RuntimeError, ValueError, ImportError) as error:  # what was measured so far is still worth having
+                say(f"transformers' continuous batching failed: {error}")
+                results["peer_error"], peer = str(error), None
+    if peer is not None:
+        results["peer_attention"] = peer.attention
     say(format_table(
         ("engine", "output tok/s", "seconds", "errors"),
         [(rate.engine, rate.output_tokens_per_s, rate.seconds, rate.errors) for rate in rates],

@@ -136,6 +136,11 @@ class Transformers:
         self._model = model.to(device).eval()
         self._workload, self._sizes = workload, sizes
 
+    @property
+    def attention(self) -> str:
+        """Which of its attentions the model uses."""
+        return str(self._model.config._attn_implementation)
+
     def run(self, rep: int) -> Rate:
         """All requests at once. Setting its manager up isn't timed."""
         from transformers import GenerationConfig
