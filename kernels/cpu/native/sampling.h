@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <limits>
 
 #include "api.h"
 #include "shared.h"
@@ -17,6 +19,9 @@ namespace PAGEDECK_ISA {
 
 constexpr int kSumBlock = 512;       // tokens whose weights are summed before the sum is widened to double
 constexpr float kFirstSpan = 8.0f;   // candidates at first: weights down to e^-8 of the best's
+constexpr float kSecondSpan = 12.0f; // and then, before all
+constexpr int kGroup = 128;          // tokens
+constexpr int kMaxGroups = 4096;
 
 // The largest of n values, and its first place.
 inline float find_largest(const float* x, int n, int& place) {
@@ -37,6 +42,20 @@ inline float find_largest(const float* x, int n, int& place) {
     place = block_of_best;
     while (place < n - 1 && x[place] != best) place++;
     return best;
+}
+
+// A value that at least k of n aren't below: the k-th largest of the maxima of groups; -infinity if there are too few.
+inline float find_bound(const float* x, int n, int64_t k) {
+    const int groups = n / kGroup;
+    if (k > groups / 2 || groups > kMaxGroups) return -std::numeric_limits<float>::infinity();
+    float maxima[kMaxGroups];
+    for (int g = 0; g < groups; g++) {
+        Vec top = load(x + g * kGroup);
+        for (int i = 16; i < kGroup; i += 16) top = max(top, load(x + g * kGroup + i));
+        maxima[g] = largest(top);
+    }
+    std::nth_element(maxima, maxima + (k - 1), maxima + groups, std::greater<float>());
+    return maxima[k - 1];
 }
 
 inline bool is_all_finite(const float* x, int n) {
@@ -81,7 +100,7 @@ class Candidates {
         float lowest = top;
         for (int64_t i = 0; i < size_; i++) lowest = values_[i] < lowest ? values_[i] : lowest;
         const float span = top - lowest;
-        const float scale = span > 0 ? (kSampleBuckets - 1) / span : 0.0f;
+        const float scale = scale_ = span > 0 ? (kSampleBuckets - 1) / span : 0.0f;
         std::memset(count_, 0, kSampleBuckets * sizeof(*count_));
         std::memset(mass_, 0, kSampleBuckets * sizeof(*mass_));
         alignas(64) float weights[16];
@@ -143,10 +162,16 @@ class Candidates {
         return prefix;
     }
 
-    // Those with a weight of at least `least`.
+    // Those with a weight of at least `least`, > 0.
     Prefix weighing(double least) {
         Prefix prefix{0, 0.0};
+        const double inside = -std::log(least) * scale_ - 2.0;  // buckets before this one are above it as a whole
         for (int b = 0; b < kSampleBuckets; b++) {
+            if (b < inside) {
+                prefix.count += count_[b];
+                prefix.mass += mass_[b];
+                continue;
+            }
             const int n = sort(b);
             for (int i = 0; i < n; i++) {
                 const double w = weight(picked_[i]);
@@ -203,7 +228,7 @@ class Candidates {
     int32_t *ids_, *picked_;
     uint16_t* buckets_;
     int64_t size_ = 0;
-    float top_ = 0.0f;
+    float top_ = 0.0f, scale_ = 0.0f;
 };
 
 // Sums of weights in blocks of kSumBlock tokens into `sums`; returns the whole.
@@ -261,20 +286,28 @@ inline int sample_row(const float* logits, int vocab, const PagedeckSample& opti
     if (!has_k && !has_p && !has_min) return pick_any(logits, vocab, options.temperature, top, options.uniform, sums);
     const double total = has_p && !has_k ? sum_weights(logits, vocab, temperature, top, sums) : 0.0;
     Candidates candidates(rest, vocab);
-    float least = top - kFirstSpan;
+    const float bound = has_k ? find_bound(logits, vocab, options.top_k) / options.temperature : 0.0f;
+    const bool is_bounded = has_k && bound >= -std::numeric_limits<float>::max();
+    float least = is_bounded ? bound : top - kFirstSpan;
+    bool is_by_min = false;
     if (has_min && !(has_p && has_k)) {
         // Nothing below counts, wherever the other truncations end; a hair lower, the exact test comes later.
-        least = std::max(least, top + static_cast<float>(std::log(options.min_p)) - 1e-3f);
+        const float lowest = top + static_cast<float>(std::log(options.min_p)) - 1e-3f;
+        is_by_min = lowest > least;
+        least = std::max(least, lowest);
     }
-    const bool is_by_min = has_min && least > top - kFirstSpan;
-    const int64_t found = candidates.take(logits, vocab, temperature, top, least);
-    Candidates::Prefix kept = candidates.all();
-    const bool is_short = (has_k && found < options.top_k) || (has_p && !has_k && kept.mass < options.top_p * total) ||
-                          (!has_k && !has_p && !is_by_min);
-    if (is_short && !is_by_min) {
-        candidates.take(logits, vocab, temperature, top, -std::numeric_limits<float>::max());
+    Candidates::Prefix kept{0, 0.0};
+    const auto is_short = [&](int64_t found) {
+        if (is_by_min || is_bounded) return false;
+        return (has_k && found < options.top_k) || (has_p && !has_k && kept.mass < options.top_p * total) ||
+               (!has_k && !has_p);
+    };
+    const auto take = [&](float from) {
+        const int64_t found = candidates.take(logits, vocab, temperature, top, from);
         kept = candidates.all();
-    }
+        return found;
+    };
+    if (is_short(take(least)) && is_short(take(top - kSecondSpan))) take(-std::numeric_limits<float>::max());
     if (has_k && options.top_k < kept.count) kept = candidates.best(options.top_k);
     if (has_p) {
         const auto reaching = candidates.reaching(options.top_p * (has_k ? kept.mass : total));
