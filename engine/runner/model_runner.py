@@ -77,8 +77,11 @@ class ModelRunner:
             pending = self._prompts.score(batch.scheduled, inputs.last_tokens, hidden, self._table)
             sampled, failed = self._sample(batch, logits, seq_ids)
             scores = tuple(result() for result in pending)
-        ends = (("head", computed - walked), ("sample", perf_counter() - computed))
-        phases = (("inputs", ready - begin), *layers, *ends)
+        ended = perf_counter()
+        if self._link is None:
+            phases = (("inputs", ready - begin), *layers, ("head", computed - walked), ("sample", ended - computed))
+        else:  # the host only launches until it waits for the tokens, and with them for all that came before
+            phases = (("inputs", ready - begin), ("launch", computed - ready), ("device", ended - computed))
         return StepOutput(sampled, failed, phases, scores)
 
     def reset(self) -> None:

@@ -15,6 +15,8 @@ const WORDS = {
   linear: "the model's matrix products, the head included",
   elementwise: "the model's norms, rotations and gates",
   sample: "choosing the next tokens",
+  launch: "telling the device what to compute",
+  device: "waiting for the device and its tokens",
   update: "taking the tokens, and making text of them",
   publish: "handing the news to the event loop",
 };
