@@ -14,9 +14,11 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from time import perf_counter
 
+import numpy as np
 import torch
 
 from kernels.cpu.native import NativeKernels, PackedLinear, StepTensors, StoredMatrix
+from kernels.cpu.native_sampling import OPTIONS as SAMPLE_OPTIONS
 from kernels.layout import KVLayout, allocate
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, VOCAB, LAYERS = 576, 1536, 9, 3, 64, 49_152, 30
@@ -59,9 +61,9 @@ def timed(run: Callable[[], object], reps: int) -> float:
 
 
 def measure_floors(kernels: NativeKernels, reps: int) -> Floors:
-    """Bandwidth of summing 256 MiB, and the rate of a product that fits the L2 cache."""
-    large = torch.ones(64 << 20)
-    bandwidth = large.nbytes / timed(large.sum, reps)
+    """Bandwidth of a pass over 256 MiB, and the rate of a product that fits the L2 cache."""
+    large = torch.ones(64, 1 << 20)
+    bandwidth = large.nbytes / timed(lambda: kernels.check_finite(large), reps)
     weight, x = torch.randn(256, 512).bfloat16(), torch.randn(384, 512).bfloat16()
     packed = kernels.pack(weight)
     return Floors(bandwidth, 2 * 384 * weight.numel() / timed(lambda: kernels.linear(x, packed), 5 * reps))
@@ -134,20 +136,31 @@ def attention(kernels: NativeKernels, floors: Floors, rows: list[int], length: i
 
 
 def vocabulary(kernels: NativeKernels, floors: Floors, rows: list[int], reps: int) -> Iterator[Case]:
-    """Norms and the choice of the best token; one pass each."""
+    """Norms, the head's product, and the choice of tokens: the best ones, and drawn ones from truncated rows."""
+    head = kernels.pack(torch.zeros(VOCAB, HIDDEN, dtype=torch.bfloat16))
     for count in rows:
+        hidden = torch.ones(count, HIDDEN, dtype=torch.bfloat16)
+        seconds = timed(lambda hidden=hidden: kernels.linear(hidden, head), reps)  # type: ignore[misc]
+        num_bytes = head.num_bytes + count * VOCAB * 4
+        yield case("head bf16", count, 0, seconds, num_bytes, 2 * count * HIDDEN * VOCAB, floors)
         x, weight = torch.randn(count, HIDDEN), torch.ones(HIDDEN)
         seconds = timed(lambda x=x, weight=weight: kernels.rms_norm(x, weight, 1e-5, torch.bfloat16), reps)  # type: ignore[misc]
         yield case("rms norm", count, 0, seconds, x.nbytes + x.numel() * _ELEMENT, 4 * x.numel(), floors)
         logits = torch.randn(count, VOCAB)
         seconds = timed(lambda logits=logits: kernels.sample(logits, None), reps)  # type: ignore[misc]
         yield case("argmax", count, 0, seconds, logits.nbytes, logits.numel(), floors)
+        for op, top_k, top_p in (("sample", 0, 1.0), ("sample top_k 50", 50, 1.0), ("sample top_p 0.9", 0, 0.9)):
+            options = np.zeros(count, dtype=SAMPLE_OPTIONS)
+            options["temperature"], options["top_k"], options["top_p"], options["uniform"] = 0.7, top_k, top_p, 0.5
+            peaked = 3 * logits
+            seconds = timed(lambda peaked=peaked, options=options: kernels.sample(peaked, options), reps)  # type: ignore[misc]
+            yield case(op, count, 0, seconds, peaked.nbytes, 2 * peaked.numel(), floors)
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", default="1,4,8,32,64,128", help="rows of a step, separated by commas")
+    parser.add_argument("--rows", default="1,4,8,32,64,128,256", help="rows of a step, separated by commas")
     parser.add_argument("--length", type=int, default=256, help="tokens of context of each sequence")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--reps", type=int, default=7)

@@ -10,7 +10,7 @@ import torch
 from kernels.cpu.native import NativeKernels
 
 # PagedeckSample of native/api.h.
-_OPTIONS = np.dtype(
+OPTIONS = np.dtype(
     [
         ("temperature", np.float32),
         ("top_k", np.int64),
@@ -46,7 +46,7 @@ def sample(
     uniform: torch.Tensor,
 ) -> torch.Tensor:
     """See `kernels.reference.sampling.sample`."""
-    options = np.empty(logits.shape[0], dtype=_OPTIONS)
+    options = np.empty(logits.shape[0], dtype=OPTIONS)
     options["temperature"], options["top_k"], options["top_p"] = temperature.numpy(), top_k.numpy(), top_p.numpy()
     options["min_p"], options["uniform"] = min_p.numpy(), uniform.numpy()
     return _kernels(torch.get_num_threads()).sample(logits.contiguous(), options)
