@@ -27,6 +27,7 @@ from engine.engine import Engine, Request, StepResult
 from engine.errors import EngineDeadError, EngineDrainingError, EngineError, QueueFullError, RequestError
 from engine.outputs import AbortReceipt, SequenceDelta, SequenceStats
 from engine.request_stream import RequestStream
+from engine.single_steps import SingleSteps
 
 logger = logging.getLogger("pagedeck.engine")
 
@@ -35,6 +36,7 @@ Listener = Callable[[Sequence[Record]], None]
 
 MAX_SUBMITS_IN_INBOX = 8192  # of requests; aborts and admin commands always get in
 MAX_COMMANDS_PER_DRAIN = 1024
+MAX_DRAIN_S = 0.02  # while there is a step to run
 
 
 @dataclass(slots=True)
@@ -82,6 +84,7 @@ class AsyncEngine:
         self._stats: dict[str, SequenceStats] = {}
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._unanswered: set[asyncio.Future[Any]] = set()  # of commands
         self._is_stopping = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -89,8 +92,7 @@ class AsyncEngine:
         self._is_buried = False  # everyone was told that it is dead
         self._drain_started_at = 0.0  # engine thread only
         self._step_started_at: float | None = None  # written by the engine thread, read by anyone
-        self._steps_wanted = 0  # engine thread only: single steps still to run while paused
-        self._step_waiters: list[asyncio.Future[Any]] = []  # engine thread only
+        self._single_steps = SingleSteps()  # engine thread only
         self.state.on_finished.append(self._keep_stats)
 
     # ---- life --------------------------------------------------------------------------------------------------
@@ -107,13 +109,16 @@ class AsyncEngine:
         if self._thread is None:
             return
         if not self.is_dead:
-            deadline = asyncio.get_running_loop().time() + timeout_s
-            with contextlib.suppress(EngineError):
+            loop = asyncio.get_running_loop()
+            deadline = loop.time() + timeout_s
+            refusal = loop.call_at(deadline, self._refuse_unanswered)
+            with contextlib.suppress(EngineError, TimeoutError):
                 await self.drain()
                 if not self.state.is_paused:
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout_at(deadline):
-                            await self._idle.wait()
+                    async with asyncio.timeout_at(deadline):
+                        await self._idle.wait()
+            refusal.cancel()
+            with contextlib.suppress(EngineError):
                 await asyncio.gather(*map(self.abort, list(self._streams)))  # all before the same step
         self._is_stopping = True
         self._inbox.put(None)
@@ -185,8 +190,8 @@ class AsyncEngine:
         try:
             await self._send(add)
         except asyncio.CancelledError:
-            # The client left while its request was in the inbox; the abort is behind it there.
-            self._put(lambda: self._abort(request.request_id), self._new_future())
+            # The client left while its request was in the inbox; it may yet be refused. The abort is behind it there.
+            self.abort_soon(request.request_id).add_done_callback(lambda _: self._forget(request.request_id))
             raise
         except EngineError:
             self._forget(request.request_id)
@@ -197,10 +202,15 @@ class AsyncEngine:
         """End a request in whatever state it is, freeing its blocks before the next step; idempotent."""
         return await self._send(lambda: self._abort(request_id))
 
-    def abort_soon(self, request_id: str) -> None:
-        """The same without waiting for the receipt: for callers that are being cancelled."""
-        if not self.is_dead:
-            self._put(lambda: self._abort(request_id), self._new_future())
+    def abort_soon(self, request_id: str) -> asyncio.Future[Any]:
+        """The same for callers that are being cancelled and can't wait."""
+        future = self._new_future()
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody is there to be told
+        try:
+            self._put(lambda: self._abort(request_id), future)
+        except EngineError as error:
+            future.set_exception(error)
+        return future
 
     def _abort(self, request_id: str) -> tuple[AbortReceipt, list[StepResult]]:
         receipt, result = self._engine.abort(request_id)
@@ -208,14 +218,21 @@ class AsyncEngine:
 
     async def pause(self, reason: str) -> None:
         """Stop stepping after the present step; everyone waits until `resume`."""
-        await self._send(lambda: (None, [self._engine.pause(reason)]))
+
+        def pause() -> tuple[None, list[StepResult]]:
+            self._single_steps.stop()  # those, too, that someone still waits for
+            return None, [self._engine.pause(reason)]
+
+        await self._send(pause)
 
     async def resume(self) -> None:
         """Step freely again."""
         await self._send(lambda: (None, [self._engine.resume()]))
 
     async def step(self, n: int = 1) -> int:
-        """Run `n` single steps of a paused engine, fewer if it runs out of work; returns the last step's number.
+        """Run `n` single steps of a paused engine, fewer if it runs out of work or is paused again; returns how many.
+
+        Those of several callers are run one after the other; they end when their caller is cancelled.
 
         Raises:
             NotPausedError: the engine runs freely.
@@ -224,8 +241,7 @@ class AsyncEngine:
 
         def want() -> tuple[None, list[StepResult]]:
             self._engine.check_can_step()
-            self._steps_wanted += n
-            self._step_waiters.append(future)
+            self._single_steps.want(n, future)
             raise _AnswerLater
 
         self._put(want, future)
@@ -264,7 +280,16 @@ class AsyncEngine:
 
     def _new_future(self) -> asyncio.Future[Any]:
         assert self._loop is not None, "the engine is not started"
-        return self._loop.create_future()
+        future = self._loop.create_future()
+        self._unanswered.add(future)
+        future.add_done_callback(self._unanswered.discard)
+        return future
+
+    def _refuse_unanswered(self) -> None:
+        """A step takes longer than there is time: those whose commands wait behind it are told."""
+        for future in list(self._unanswered):
+            if not future.done():
+                future.set_exception(EngineDrainingError("the engine is shutting down, and a step is still running"))
 
     def _put(self, call: Callable[[], tuple[Any, list[StepResult]]], future: asyncio.Future[Any]) -> None:
         if self.is_dead:
@@ -305,28 +330,18 @@ class AsyncEngine:
             self._die(f"{type(error).__name__}: {error}")
 
     def _may_step(self) -> bool:
-        if not self._engine.has_work:
-            return False
-        if not self._engine.is_paused:
-            return True
-        if self._steps_wanted == 0:
-            return False
-        self._steps_wanted -= 1
-        return True
+        return self._engine.has_work and (not self._engine.is_paused or self._single_steps.take())
 
     def _answer_steps(self, publication: _Publication) -> None:
-        """Answer those who wait for single steps, once they are run or there is nothing to run."""
-        if self._steps_wanted and self._engine.has_work and self._engine.is_paused:
-            return
-        self._steps_wanted = 0
-        for future in self._step_waiters:
-            publication.answers.append((future, self._engine.scheduler.step, None))
-        self._step_waiters.clear()
+        """Answer those who wait for single steps, once theirs are run or there is nothing to run."""
+        may_go_on = self._engine.has_work and self._engine.is_paused
+        answers = self._single_steps.take_answers(may_go_on=may_go_on) if self._single_steps else []
+        publication.answers += [(future, num_run, None) for future, num_run in answers]
 
     def _drain_inbox(self, publication: _Publication) -> bool:
         """Apply waiting commands; sleep for one if there is nothing else to do. False: stop."""
         self._drain_started_at = self._engine.clock()
-        can_step = self._engine.has_work and (not self._engine.is_paused or self._steps_wanted > 0)
+        can_step = self._engine.has_work and (not self._engine.is_paused or bool(self._single_steps))
         for i in range(MAX_COMMANDS_PER_DRAIN):
             try:
                 if i == 0 and not can_step:
@@ -339,6 +354,8 @@ class AsyncEngine:
             if command is None:
                 return False
             self._apply(command, publication)
+            if can_step and self._engine.clock() - self._drain_started_at > MAX_DRAIN_S:
+                break  # those who were accepted are owed a step
         return True
 
     def _time_to_deadline(self) -> float | None:
@@ -457,7 +474,7 @@ class AsyncEngine:
                 break
             if command is not None and not command.future.done():
                 command.future.set_exception(error)
-        for future in self._step_waiters:
+        for future, _ in self._single_steps.take_answers(may_go_on=False):
             if not future.done():
                 future.set_exception(error)
         self._tell_listeners([record])

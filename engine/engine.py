@@ -109,6 +109,7 @@ class Engine:
         self._seeds = random.Random(seed)
         self._seq = 0
         self._num_requests = 0
+        self._valid_params: SamplingParams | None = None  # the latest that were found right
         self._receipts: dict[str, AbortReceipt] = {}  # how the latest requests ended, oldest first
 
     @classmethod
@@ -157,7 +158,7 @@ class Engine:
         self._outputs.take_prompt_logprobs(output.prompt_logprobs)
         texts = self._outputs.detokenize(output.sampled)
         detokenized_at = self.clock()
-        self.scheduler.update(batch, output.sampled, texts.stopped, dict(output.failed))
+        self.scheduler.update(batch, output.sampled, texts.stopped, dict(output.failed), texts.stopped_at_end)
         changes = self.scheduler.log.take()
         deltas = self._outputs.deltas(batch.step, texts, changes)
         self._remember_ends(batch.step, deltas)
@@ -189,7 +190,9 @@ class Engine:
             raise EngineDrainingError("the engine is shutting down and takes no new requests")
         self.check(request)
         if len(scheduler.waiting) >= limits.max_num_queued_reqs:
-            raise QueueFullError(len(scheduler.waiting), limits.max_num_queued_reqs)
+            num_waiting = len({waiting.request_id for waiting in scheduler.waiting})  # siblings are one request
+            if num_waiting >= limits.max_num_queued_reqs:
+                raise QueueFullError(num_waiting, limits.max_num_queued_reqs)
         sequence = self._sequence(request)
         if request.sampling_params.structured is not None:
             self.grammars.hold(request.request_id, request.sampling_params.structured, request.grammar)
@@ -204,7 +207,9 @@ class Engine:
             RequestError: names field, value and limit.
         """
         params = request.sampling_params
-        params.validate(self.info.vocab_size)
+        if params is not self._valid_params:  # the prompts of one request share them
+            params.validate(self.info.vocab_size)
+            self._valid_params = params
         if not request.prompt_token_ids:
             raise InvalidValueError("prompt", [], "at least one token")
         if not 0 <= min(request.prompt_token_ids) <= max(request.prompt_token_ids) < self.info.vocab_size:

@@ -38,6 +38,7 @@ class StepTexts:
     tokens: dict[str, SampledToken] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     stopped: dict[str, str] = field(default_factory=dict)  # sequence -> the stop string its text reached
+    stopped_at_end: dict[str, str] = field(default_factory=dict)  # the same if no more text comes
 
 
 class OutputProcessor:
@@ -74,11 +75,13 @@ class OutputProcessor:
             stream.num_output_tokens += 1
             text = stream.detokenizer.feed(token.token_id)
             matcher = stream.stop_strings
-            # Before min_tokens nothing can stop, so nothing is matched or held back either.
-            if matcher is not None and stream.num_output_tokens >= stream.params.min_tokens:
-                text, stream.stop_string = matcher.feed(text)
+            if matcher is not None:
+                may_stop = stream.num_output_tokens >= stream.params.min_tokens
+                text, stream.stop_string = matcher.feed(text, may_stop=may_stop)
                 if stream.stop_string is not None:
                     step.stopped[token.seq_id] = stream.stop_string
+                elif matcher.waiting is not None:
+                    step.stopped_at_end[token.seq_id] = matcher.waiting
             step.tokens[token.seq_id] = token
             step.texts[token.seq_id] = text
         return step
@@ -120,9 +123,9 @@ class OutputProcessor:
             )
         del self._streams[seq_id]
         self._ended[stream.request_id] = self._ended.get(stream.request_id, 0) + stream.num_output_tokens
-        if stream.stop_string is None:
-            text += self._flush(stream)
         reason = cast(FinishReason, finished.reason)
+        if stream.stop_string is None:
+            text += self._flush(stream, may_stop=reason == "stop")
         stop_reason: str | int | None = stream.stop_string
         if reason == "stop" and stop_reason is None and finished.detail is not None:
             stop_reason = int(finished.detail)
@@ -133,13 +136,10 @@ class OutputProcessor:
         )  # fmt: skip
 
     @staticmethod
-    def _flush(stream: _Stream) -> str:
-        tail = stream.detokenizer.flush()
-        if stream.stop_strings is None:
-            return tail
-        # The tail may itself complete a stop string; the sequence has ended anyway, so only the text is cut.
-        text, stop_string = stream.stop_strings.feed(tail) if tail else ("", None)
-        if stop_string is not None:
-            stream.stop_string = stop_string
-            return text
-        return text + stream.stop_strings.flush()
+    def _flush(stream: _Stream, *, may_stop: bool) -> str:
+        """What was held back. What is left of a broken character is no text in which a stop string could be."""
+        held = ""
+        if stream.stop_strings is not None:
+            held = stream.stop_strings.flush(may_stop=may_stop)
+            stream.stop_string = stream.stop_strings.matched
+        return held if stream.stop_string is not None else held + stream.detokenizer.flush()

@@ -13,6 +13,8 @@ from engine.errors import InvalidValueError
 
 MAX_LOGPROBS = 20
 MAX_BAD_WORDS = 1024
+MAX_STOP_STRINGS = 64
+MAX_STOP_LENGTH = 1024  # characters of one
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +87,20 @@ class SamplingParams:
             _integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         if self.seed is not None:
             _integer("seed", self.seed, -(2**63), 2**63 - 1)
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidValueError("stop", f"{len(self.stop)} strings", f"at most {MAX_STOP_STRINGS} strings")
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 raise InvalidValueError("stop", text, "non-empty strings")
-        for token_id in self.stop_token_ids:
-            _token_id("stop_token_ids", token_id, vocab_size)
+            if len(text) > MAX_STOP_LENGTH:
+                raise InvalidValueError("stop", text, f"strings of at most {MAX_STOP_LENGTH} characters")
+        _token_ids("stop_token_ids", self.stop_token_ids, vocab_size)
         for token_id, bias in self.logit_bias:
             _token_id("logit_bias", token_id, vocab_size)
             _number("logit_bias", bias, -100.0, 100.0)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidValueError("allowed_token_ids", [], "at least one token id, or absent")
-        for token_id in self.allowed_token_ids or ():
-            _token_id("allowed_token_ids", token_id, vocab_size)
+        _token_ids("allowed_token_ids", self.allowed_token_ids or (), vocab_size)
         if len(self.bad_words) > MAX_BAD_WORDS:
             raise InvalidValueError("bad_words", f"{len(self.bad_words)}", f"at most {MAX_BAD_WORDS} token sequences")
         for word in self.bad_words:
@@ -122,3 +126,12 @@ def _integer(param: str, value: object, low: int, high: int | None = None) -> No
 def _token_id(param: str, value: object, vocab_size: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < vocab_size:
         raise InvalidValueError(param, value, f"a token id in [0, {vocab_size - 1}]")
+
+
+def _token_ids(param: str, values: tuple[int, ...], vocab_size: int) -> None:
+    if len(values) > vocab_size:
+        raise InvalidValueError(param, f"{len(values)} ids", f"at most as many ids as there are tokens ({vocab_size})")
+    # Without a loop where all is well: there may be as many as the vocabulary has.
+    if values and not ({*map(type, values)} == {int} and min(values) >= 0 and max(values) < vocab_size):
+        for value in values:
+            _token_id(param, value, vocab_size)

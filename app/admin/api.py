@@ -221,12 +221,11 @@ async def step(request: Request) -> Response:
     """POST /admin/api/engine/step {"n": 1}: that many single steps of a paused engine, fewer if it runs out of work."""
     body = parse_body(await _optional_json(request), StepBody)
     engine = context(request).async_engine
-    before = engine.state.step
     try:
-        await audited(request, "step", f"n = {body.n:,}", engine.step(body.n))
+        num_run = await audited(request, "step", f"n = {body.n:,}", engine.step(body.n))
     except NotPausedError as error:
         raise ApiError(409, str(error), code="not_paused") from error
-    return _done(request, steps=engine.state.step - before)
+    return _done(request, steps=num_run)
 
 
 async def drain(request: Request) -> Response:

@@ -90,6 +90,7 @@ class DryRun:
         self.gaps: Counter[float] = Counter()  # between tokens, to the 0.1 ms: a histogram, not four million floats
         self._last_token: dict[str, float] = {}
         self._arrivals: dict[str, float] = {}
+        self._lost_tokens: dict[str, int] = {}  # of those that were preempted and wait again
 
     def run(self) -> None:
         """Simulate until everything has ended.
@@ -160,9 +161,12 @@ class DryRun:
         self.num_scheduled += len(batch.scheduled)
         self.output_tokens += len(sampled)
         self.num_preemptions += len(changes.preempted)
+        for preempted in changes.preempted:
+            self._lost_tokens[preempted.seq_id] = preempted.num_tokens
         for admitted in changes.admitted:
             if admitted.is_resumed:
-                self.recomputed_tokens += admitted.num_known_tokens - admitted.num_cached_tokens
+                num_lost = self._lost_tokens.pop(admitted.seq_id)
+                self.recomputed_tokens += max(0, num_lost - admitted.num_cached_tokens)
             else:
                 self.queue_s.append(begun_at - self._arrivals[admitted.seq_id])
                 self.cached_tokens += admitted.num_cached_tokens

@@ -24,6 +24,8 @@ from engine.core.limits import Limits
 from engine.core.sequence import Sequence, child_params, child_seq_id
 from engine.core.stats import Snapshot
 
+_NOTHING: Mapping[str, str] = {}
+
 
 class Scheduler:
     """Owns the queues, the block pool and the block tables.
@@ -98,6 +100,9 @@ class Scheduler:
         sequence.status = "FINISHED"
         num_blocks = self.blocks.free(sequence)
         del self._sequences[sequence.seq_id]
+        if len(self._deadlines) > 64 + 4 * len(self._sequences):
+            self._deadlines = [entry for entry in self._deadlines if entry[2] in self._sequences]
+            heapq.heapify(self._deadlines)
         siblings = self._requests[sequence.request_id]
         siblings.remove(sequence.seq_id)
         if not siblings:
@@ -268,14 +273,16 @@ class Scheduler:
             raise RuntimeError(f"step {self.step} schedules nothing although {len(self.running)} sequences run")
 
     def update(
-        self, batch: Batch, sampled: Iterable[SampledToken], stopped: Mapping[str, str], failed: Mapping[str, str]
-    ) -> None:
+        self, batch: Batch, sampled: Iterable[SampledToken], stopped: Mapping[str, str], failed: Mapping[str, str],
+        stopped_at_end: Mapping[str, str] = _NOTHING,
+    ) -> None:  # fmt: skip
         """Take the step's result: tokens computed and sampled, siblings forked, sequences ended.
 
         Args:
             sampled: one token per sequence that sampled, forks included.
             stopped: sequences whose text reached a stop string, with that string.
             failed: sequences the runner could not sample for, with the message.
+            stopped_at_end: sequences whose text has reached a stop string if this token is their last.
         """
         new = tuple.__new__  # a NamedTuple's own constructor takes twice as long, and there is one per sequence
         tokens = {s.seq_id: s.token_id for s in sampled}
@@ -297,6 +304,8 @@ class Scheduler:
                 self.finish(sequence, "stop", stopped[seq_id])
             elif token_id in sequence.end_token_ids or len(token_ids) >= sequence.max_num_tokens:
                 reason = sequence.finish_reason(token_id)
+                if reason is not None and seq_id in stopped_at_end:
+                    reason = "stop", stopped_at_end[seq_id]
                 if reason is not None:
                     self.finish(sequence, *reason)
         for seq_id, message in failed.items():

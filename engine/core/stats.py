@@ -73,6 +73,7 @@ class FoldedSequence:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     num_recomputed_tokens: int = 0
+    num_lost_tokens: int = 0  # computed when it was last preempted
     peak_num_blocks: int = 0
     block_table: list[int] = field(default_factory=list)
     first_scheduled_time: float | None = None
@@ -207,6 +208,7 @@ class Fold:
             sequence = self.running.pop(preempted.seq_id)
             sequence.status = "PREEMPTED"
             sequence.num_computed_tokens = 0
+            sequence.num_lost_tokens = preempted.num_tokens
             sequence.num_preemptions += 1
             self.counters.num_preemptions += 1
         now = record.started_at if isinstance(record, StepRecord) else record.at
@@ -231,8 +233,9 @@ class Fold:
         sequence = self.sequences[seq_id]
         counters = self.counters
         if sequence.status == "PREEMPTED":
-            sequence.num_recomputed_tokens += num_known - num_cached
-            counters.prompt_tokens_recomputed += num_known - num_cached
+            num_again = max(0, sequence.num_lost_tokens - num_cached)
+            sequence.num_recomputed_tokens += num_again
+            counters.prompt_tokens_recomputed += num_again
         else:
             sequence.num_cached_tokens = num_cached
             counters.prompt_tokens += sequence.num_prompt_tokens

@@ -11,6 +11,20 @@ character costs one step per stop string (Knuth, Morris and Pratt, 1977), howeve
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+
+
+@lru_cache(maxsize=1024)
+def _fallbacks(stop: str) -> tuple[int, ...]:
+    """[i]: how much of the stop string's beginning is also the end of its first i + 1 characters."""
+    fallbacks = [0] * len(stop)
+    length = 0
+    for i in range(1, len(stop)):
+        while length and stop[i] != stop[length]:
+            length = fallbacks[length - 1]
+        length += stop[i] == stop[length]
+        fallbacks[i] = length
+    return tuple(fallbacks)
 
 
 class _Matcher:
@@ -21,14 +35,7 @@ class _Matcher:
     def __init__(self, stop: str) -> None:
         self.stop = stop
         self.length = 0
-        # fallback[i]: how much of the stop string's beginning is also the end of its first i + 1 characters.
-        self.fallback = [0] * len(stop)
-        length = 0
-        for i in range(1, len(stop)):
-            while length and stop[i] != stop[length]:
-                length = self.fallback[length - 1]
-            length += stop[i] == stop[length]
-            self.fallback[i] = length
+        self.fallback = _fallbacks(stop)
 
     def advance(self, character: str) -> bool:
         """Take one more character; True where it completes the stop string."""
@@ -60,8 +67,16 @@ class StopStrings:
         self._candidate: tuple[int, str] | None = None  # a complete match: where it starts in `_held`, and which
         self.matched: str | None = None
 
-    def feed(self, text: str) -> tuple[str, str | None]:
-        """The text that may go out now, and the stop string if one matched. After a match nothing goes out."""
+    @property
+    def waiting(self) -> str | None:
+        """The stop string that counts unless the text goes on: one that began earlier may still match."""
+        return None if self._candidate is None else self._candidate[1]
+
+    def feed(self, text: str, *, may_stop: bool = True) -> tuple[str, str | None]:
+        """The text that may go out now, and the stop string if one matched. After a match nothing goes out.
+
+        Without `may_stop` what is complete within `text` doesn't count, but what begins there may count later.
+        """
         if self.matched is not None:
             return "", self.matched
         if not self._held and self._first.isdisjoint(text):
@@ -70,7 +85,7 @@ class StopStrings:
         for end in range(len(self._held) + 1, len(data) + 1):
             character, longest = data[end - 1], 0
             for matcher in self._matchers:
-                if matcher.advance(character):
+                if matcher.advance(character) and may_stop:
                     start = end - len(matcher.stop)
                     if candidate is None or start < candidate[0]:
                         candidate = (start, matcher.stop)
@@ -87,9 +102,9 @@ class StopStrings:
         self._held, self._candidate = "", None
         return data[: start + len(self.matched)] if self._include else data[:start]
 
-    def flush(self) -> str:
+    def flush(self, *, may_stop: bool = True) -> str:
         """At the end of the sequence: what was held. A match that still waited counts now and sets `matched`."""
-        if self._candidate is not None:
+        if self._candidate is not None and may_stop:
             return self._cut(self._held, self._candidate)
         held, self._held = self._held, ""
         return held

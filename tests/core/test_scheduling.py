@@ -7,6 +7,7 @@ import pytest
 from engine.core.budget import StepBudget
 from engine.core.events import StepRecord
 from engine.core.limits import Limits
+from engine.core.stats import fold
 from engine.engine import Engine
 from engine.errors import InvalidValueError, LimitsError, QueueFullError, RequestTooLongError, StaleLimitsError
 from tests.helpers.engines import FakeClock, Recorder, make_engine, make_request
@@ -258,6 +259,38 @@ def test_the_waiting_queue_is_bounded() -> None:
         engine.add(make_request("c"))
     engine.step()
     engine.add(make_request("c"))
+
+
+def test_siblings_that_were_preempted_wait_as_one_request() -> None:
+    engine = make_engine(num_blocks=12, watermark=0.0, max_num_queued_reqs=2)
+    recorder = Recorder(engine)
+    recorder.take(engine.add(make_request("a", 40, n=4, max_tokens=60)))
+    while len(engine.scheduler.waiting) < 2:
+        recorder.take(engine.step())
+    recorder.take(engine.add(make_request("b", max_tokens=1)))
+    with pytest.raises(QueueFullError, match="2 requests wait"):
+        engine.add(make_request("c", max_tokens=1))
+
+
+def test_nothing_is_kept_of_the_deadlines_of_what_has_ended() -> None:
+    engine = make_engine()
+    for i in range(500):
+        engine.add(make_request(f"r{i}", max_tokens=1, request_timeout_s=1e6, queue_timeout_s=1e6))
+        engine.abort(f"r{i}")
+    assert len(engine.scheduler._deadlines) < 100
+
+
+def test_what_was_computed_twice_is_counted_and_no_more() -> None:
+    """48 of 100 tokens are computed, then lost; with their blocks still cached nothing is computed again."""
+    for caching, num_again in ((True, 0), (False, 48)):
+        engine = make_engine(max_num_batched_tokens=48, enable_prefix_caching=caching)
+        recorder = Recorder(engine)
+        recorder.take(engine.add(make_request("a", 100, max_tokens=2)))
+        recorder.take(engine.step())
+        engine.scheduler._preempt(engine.scheduler.running[0], by=None)
+        recorder.run()
+        counters = fold(engine.info.num_blocks, engine.start_limits, recorder.records).counters
+        assert counters.prompt_tokens_recomputed == num_again
 
 
 def test_lowering_max_num_seqs_stops_admissions_and_kills_nobody() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
@@ -82,7 +82,7 @@ def test_pause_holds_everyone_and_single_steps_advance_exactly() -> None:
         assert await engine.step(3) == 3
         assert engine.state.step == 3
         assert engine.state.running["a"].num_output_tokens == 3
-        assert await engine.step(10) == 5  # fewer: nothing is left to do
+        assert await engine.step(10) == 2  # fewer: nothing is left to do
         await engine.resume()
         assert len(await read(stream)) == 5
 
@@ -237,6 +237,93 @@ def test_a_cancelled_submit_leaves_nothing_behind() -> None:
         assert not engine._streams
 
     run(test)
+
+
+def test_a_cancelled_submit_that_is_refused_leaves_nothing_behind() -> None:
+    """The client left while a step ran; its request is refused only afterwards."""
+    in_step, go_on = threading.Event(), threading.Event()
+
+    def wait(batch: Batch) -> None:
+        in_step.set()
+        assert go_on.wait(20)
+
+    async def test(engine: AsyncEngine) -> None:
+        stream = await engine.submit(make_request("a", max_tokens=2))
+        await asyncio.to_thread(in_step.wait, 20)
+        task = asyncio.ensure_future(engine.submit(make_request("b", max_tokens=2, temperature=9.0)))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        go_on.set()
+        await read(stream)
+        assert not engine._streams
+        assert len(await read(await engine.submit(make_request("b", max_tokens=2)))) == 2
+
+    run(test, before_step=wait)
+
+
+def test_a_pause_ends_single_steps_and_each_caller_is_told_its_own() -> None:
+    async def test(engine: AsyncEngine) -> None:
+        await engine.pause("look")
+        stream = await engine.submit(make_request("a", max_tokens=100_000))
+        assert await asyncio.gather(engine.step(5), engine.step(3)) == [5, 3]
+        long = asyncio.ensure_future(engine.step(10_000))
+        await at_step(engine, 10)
+        await engine.pause("enough")
+        stopped_at = engine.state.step
+        assert await long == stopped_at - 8
+        gone = asyncio.ensure_future(engine.step(10_000))
+        await at_step(engine, stopped_at + 2)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        await engine.pause("after the present step")
+        left_at = engine.state.step
+        assert await engine.step(1) == 1
+        assert engine.state.step == left_at + 1
+        assert left_at < 10_000
+        await engine.abort("a")
+        await read(stream)
+
+    run(test, num_blocks=8192, max_model_len=120_000)
+
+
+async def at_step(engine: AsyncEngine, step: int) -> None:
+    """Wait until the engine has made so many steps."""
+    there = asyncio.Event()
+
+    def look(records: Sequence[Record]) -> None:
+        if engine.state.step >= step:
+            there.set()
+
+    engine.add_listener(look)
+    look(())
+    await there.wait()
+    engine.remove_listener(look)
+
+
+def test_who_waits_behind_a_long_step_is_told_when_the_engine_stops() -> None:
+    in_step, go_on = threading.Event(), threading.Event()
+
+    def wait(batch: Batch) -> None:
+        in_step.set()
+        assert go_on.wait(20)
+
+    async def main() -> None:
+        engine = make_async_engine(before_step=wait)
+        await engine.start()
+        running = await engine.submit(make_request("a", max_tokens=50))
+        await asyncio.to_thread(in_step.wait, 20)
+        behind = asyncio.ensure_future(engine.submit(make_request("b")))
+        await asyncio.sleep(0)
+        stop = asyncio.ensure_future(engine.stop(timeout_s=0.0))
+        with pytest.raises(EngineDrainingError, match="a step is still running"):
+            await behind
+        go_on.set()
+        await stop
+        assert [delta async for delta in running][-1].finish_reason == "abort"
+
+    asyncio.run(asyncio.wait_for(main(), 30))
 
 
 def test_stop_ends_what_runs_as_abort_and_refuses_new_work() -> None:

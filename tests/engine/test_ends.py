@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.engine import Engine
+from engine.engine import Engine, Request
 from engine.errors import EngineDrainingError, InvalidValueError
 from engine.sampling_params import SamplingParams
 from tests.helpers.engines import Recorder, make_engine, make_request
@@ -56,6 +56,44 @@ def test_what_was_held_back_is_flushed_at_the_end() -> None:
     recorder = run(stop=("DEFGHIJKLM",), max_tokens=len("The answer is DEFG"))
     assert recorder.text("a") == "The answer is DEFG"
     assert recorder.ends("a") == ["length"]
+
+
+def test_a_stop_string_that_waited_for_a_longer_one_counts_when_the_text_ends() -> None:
+    """After "answ" only the next character tells whether "nswZZZ", which began earlier, matches."""
+    recorder = run(stop=("sw", "nswZZZ"), max_tokens=len("The answ"))
+    assert recorder.text("a") == "The an"
+    assert recorder.ends("a") == ["stop"]
+    assert recorder.deltas[-1].stop_reason == "sw"
+    (finished,) = (f for record in recorder.records for f in record.changes.finished)
+    assert finished.reason == "stop", "the metrics count what the client is told"
+
+
+def test_a_stop_string_that_waits_cuts_nothing_of_an_answer_that_is_aborted() -> None:
+    engine = make_engine(choose=say)
+    recorder = Recorder(engine)
+    recorder.take(engine.add(make_request("a", max_tokens=50, stop=("sw", "nswZZZ"))))
+    for _ in "The answ":
+        recorder.take(engine.step())
+    recorder.take(engine.abort("a")[1])
+    assert recorder.text("a") == "The answ"
+    assert recorder.ends("a") == ["abort"]
+
+
+@pytest.mark.parametrize(("min_tokens", "text"), [(6, "The a"), (8, "The a"), (9, "The answer is DE")])
+def test_a_stop_string_may_begin_before_min_tokens_but_not_end_there(min_tokens: int, text: str) -> None:
+    recorder = run(stop=("nsw",), min_tokens=min_tokens, max_tokens=len("The answer is DE"))
+    assert recorder.text("a") == text
+
+
+def test_the_prompts_of_one_request_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = []
+    validate = SamplingParams.validate
+    monkeypatch.setattr(SamplingParams, "validate", lambda params, size: checked.append(validate(params, size)))
+    engine, params = make_engine(), SamplingParams(allowed_token_ids=(7, 8))
+    for i in range(3):
+        engine.add(Request(f"r{i}", (1, 2), params))
+    engine.add(Request("other", (1, 2), SamplingParams()))
+    assert len(checked) == 2
 
 
 def test_a_stop_token_ends_and_names_itself() -> None:
@@ -149,6 +187,13 @@ def test_an_abort_after_the_end_says_how_it_ended() -> None:
         ({"logprobs": 21}, r"logprobs must be an integer in \[0, 20\], got 21"),
         ({"n": 0}, "n must be an integer >= 1, got 0"),
         ({"stop": ("",)}, "stop must be non-empty strings, got ''"),
+        ({"stop": ("a" * 1025,)}, "stop must be strings of at most 1024 characters"),
+        ({"stop": tuple(map(str, range(65)))}, "stop must be at most 64 strings, got '65 strings'"),
+        (
+            {"allowed_token_ids": (7,) * 301},
+            r"allowed_token_ids must be at most as many ids as there are tokens \(300\)",
+        ),
+        ({"allowed_token_ids": (7, True)}, r"allowed_token_ids must be a token id in \[0, 299\], got True"),
         ({"min_tokens": 9}, r"min_tokens must be at most max_tokens \(8\), got 9"),
         ({"max_tokens": 0}, "max_tokens must be an integer >= 1, got 0"),
         ({"prompt": []}, "prompt must be at least one token"),
