@@ -54,7 +54,9 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     await ctx.async_engine.start()
     ctx.console.start()
     app.state.is_started = True
-    throughput = asyncio.create_task(log_throughput(ctx.async_engine.state), name="throughput")
+    throughput = asyncio.create_task(
+        log_throughput(ctx.async_engine.state, stuck_for_s=lambda: ctx.async_engine.stuck_for_s), name="throughput"
+    )
     try:
         yield
     finally:

@@ -133,9 +133,11 @@ def validation_error(error: ValidationError) -> ApiError:
     param = str(first["loc"][0]) if first["loc"] else "body"  # the field; the message says where in it
     if first["type"] == "missing":
         return bad_request(f"{place} is required", param, "missing_required_parameter")
-    message = first["msg"].removeprefix("Value error, ").removeprefix("Input ").removeprefix("should be ")
+    message = first["msg"].removeprefix("Value error, ")
     if first["type"] != "value_error":
-        message = f"{place} should be {message}, got {_shown(first['input'])}"
+        # "Input should be ...", "String should have ...": the field is named instead of its kind.
+        head, should, rest = message.partition(" should ")
+        message = f"{place} should {rest if should else f'be {head}'}, got {_shown(first['input'])}"
     return bad_request(message, param, "invalid_type" if first["type"].endswith("_type") else "invalid_value")
 
 

@@ -132,7 +132,7 @@ METRICS: tuple[MetricRow, ...] = (
               samples=_one(lambda m: m.fold.counters.prefix_cache_hits)),
     MetricRow("vllm:request_success", "counter", "Sequences that ended, by how.", ("finished_reason",),
               samples=lambda m: _by_key(FINISH_REASONS, m.fold.counters.finished)),
-    MetricRow("vllm:admission_rejections", "counter", "Requests refused, by why.", ("reason",),
+    MetricRow("vllm:admission_rejections", "counter", "Requests that the engine refused, by why.", ("reason",),
               samples=lambda m: _by_key(REJECTION_REASONS, m.fold.counters.rejected)),
     MetricRow("vllm:time_to_first_token_seconds", "histogram", "Arrival to first token.", buckets=TTFT_BUCKETS),
     MetricRow("vllm:inter_token_latency_seconds", "histogram", "Gap between two tokens of a sequence.",

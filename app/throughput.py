@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import NamedTuple
 
 from engine.core.stats import Fold
@@ -42,11 +43,15 @@ def line(before: Totals, state: Fold, seconds: float) -> str | None:
     )
 
 
-async def log_throughput(state: Fold, interval_s: float = INTERVAL_S) -> None:
-    """Log for ever; cancel it to stop."""
+async def log_throughput(
+    state: Fold, interval_s: float = INTERVAL_S, stuck_for_s: Callable[[], float | None] = lambda: None
+) -> None:
+    """Log for ever; cancel it to stop. `stuck_for_s` tells for how long a step has been running that takes too long."""
     while True:
         before = Totals.of(state)
         await asyncio.sleep(interval_s)
         text = line(before, state, interval_s)
         if text is not None:
             logger.info(text)
+        if (running_s := stuck_for_s()) is not None:
+            logger.warning("step %d has been running for %.0f s: nobody gets a token", state.step + 1, running_s)

@@ -21,6 +21,7 @@ from app.admin.request_history import request_history
 from app.context import AppContext, context
 from app.encode import BlockColumns, Json, engine_state, kv, record_json
 from app.errors import ApiError, bad_request
+from app.health import stuck
 from app.json_body import Body, parse_body, read_body, read_json_object
 from app.sse import EventStream, dumps, last_event_id
 from app.version import VERSION
@@ -39,7 +40,9 @@ async def state(request: Request) -> Response:
     ctx = context(request)
     engine, wall = ctx.async_engine, ctx.console.wall
     now = wall.unix(engine.now())
-    return JSONResponse(engine_state(engine.state, wall, engine.info.block_size, engine.info.name, now))
+    whole = engine_state(engine.state, wall, engine.info.block_size, engine.info.name, now)
+    trouble = stuck(engine)
+    return JSONResponse(whole if trouble is None else {**whole, "stuck": trouble})
 
 
 async def blocks(request: Request) -> Response:

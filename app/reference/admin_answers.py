@@ -110,8 +110,16 @@ class Row(Answer):
     age_s: float
 
 
+class Stuck(Answer):
+    """The step that takes longer than it may."""
+
+    step: int
+    running_s: float
+    limit_s: float
+
+
 class State(Answer):
-    """Everything at one point between two records."""
+    """Everything at one point between two records. `stuck` is there only while a step takes too long."""
 
     seq: int
     step: int
@@ -127,6 +135,7 @@ class State(Answer):
     running: list[Row]
     waiting: list[Row]
     counters: Counters
+    stuck: Stuck | None = None
 
 
 class Block(Answer):

@@ -55,7 +55,7 @@ class LimitRow:
 
 
 LIMIT_TABLE: tuple[LimitRow, ...] = (
-    LimitRow("max_num_seqs", "int", 1, 4096, (), "Sequences that may run at once. Lowering it kills nobody."),
+    LimitRow("max_num_seqs", "int", 1, 4096, (), "Sequences that may run at once. Lowering it ends nothing that runs."),
     LimitRow("max_num_batched_tokens", "int", 1, 1_000_000, (), "Tokens one step may compute, over all sequences."),
     LimitRow(
         "long_prefill_token_threshold", "int", 0, 1_000_000, (),
@@ -71,7 +71,7 @@ LIMIT_TABLE: tuple[LimitRow, ...] = (
     ),
     LimitRow(
         "num_usable_blocks", "int", 1, None, (),
-        "Blocks that sequences may hold. Lowering it below what is used preempts down to it.",
+        "Blocks that sequences may hold. Lowering it preempts down to it; what can't fit any more fails.",
     ),
     LimitRow("max_num_queued_reqs", "int", 1, 1_000_000, (), "Requests that may wait; one more is refused with 503."),
     LimitRow("queue_timeout_s", "seconds", 0.0, MAX_TIMEOUT_S, (),

@@ -103,6 +103,11 @@ def plan_kv(
         num_blocks, origin = num_kv_blocks, f"--num-kv-blocks {num_kv_blocks}"
         if num_blocks < 1:
             raise StartupError(f"--num-kv-blocks {num_kv_blocks}: at least one block is needed")
+        if free_bytes is not None and num_blocks * bytes_per_block > free_bytes:
+            logger.warning(
+                "--num-kv-blocks %d takes %.2f GiB, %.2f GiB are free: the process may be killed once they are used",
+                num_blocks, num_blocks * bytes_per_block / GIB, free_bytes / GIB,
+            )  # fmt: skip
     else:
         budget = budget or _host_budget(kv_cache_memory_bytes, free_bytes)
         origin = budget.origin

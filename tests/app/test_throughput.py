@@ -48,3 +48,16 @@ def test_a_queue_that_does_not_move_is_worth_a_line(caplog: pytest.LogCaptureFix
     with caplog.at_level("INFO", "app.throughput"):
         asyncio.run(scenario())
     assert "waiting 1" in caplog.records[0].getMessage()
+
+
+def test_a_step_that_takes_too_long_is_worth_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        state = make_async_engine().state
+        logging_task = asyncio.ensure_future(log_throughput(state, interval_s=0.001, stuck_for_s=lambda: 34.2))
+        while not caplog.records:  # noqa: ASYNC110 (log records wake nobody up)
+            await asyncio.sleep(0)
+        logging_task.cancel()
+
+    with caplog.at_level("WARNING", "app.throughput"):
+        asyncio.run(scenario())
+    assert caplog.records[0].getMessage() == "step 1 has been running for 34 s: nobody gets a token"

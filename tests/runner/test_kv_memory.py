@@ -60,7 +60,10 @@ def test_an_explicit_number_of_blocks_warns_and_is_never_refused(caplog: pytest.
     caplog.set_level(logging.WARNING)
     assert plan(num_kv_blocks=3, max_model_len=1000, free_bytes=0) == (3, 1000)
     assert "requests over 48 tokens will be refused" in caplog.text
+    assert "--num-kv-blocks 3 takes 0.00 GiB, 0.00 GiB are free" in caplog.text
+    caplog.clear()
     assert plan(num_kv_blocks=3) == (3, 48)
+    assert "are free" not in caplog.text
     assert plan(num_kv_blocks=500) == (500, 1024)
     with pytest.raises(StartupError, match="at least one block"):
         plan(num_kv_blocks=0)
