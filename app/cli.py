@@ -199,7 +199,7 @@ def _add_bench_options(parser: Parser) -> None:
     source.add_argument(
         "--workload",
         metavar="KIND[:N]",
-        help="Or a made one: mixed:32, shared-prefix:64 or interference (N = requests). No default.",
+        help="Or a made one: mixed:32, shared-prefix:64, interference or nano-vllm (N = requests). No default.",
     )
     group.add_argument("--reps", type=_at_least(1), default=1, metavar="N", help="Measured repetitions. Default: 1.")
     group.add_argument(

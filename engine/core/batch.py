@@ -107,5 +107,5 @@ class StepOutput:
 
     sampled: tuple[SampledToken, ...]  # one per is_sampling sequence and per fork, less those in `failed`
     failed: tuple[tuple[str, str], ...] = ()  # (seq_id, message): e.g. logits that are not finite
-    phases: tuple[tuple[str, float], ...] = ()  # (phase, seconds): inputs, forward, sample; on a GPU inputs, launch, device
+    phases: tuple[tuple[str, float], ...] = ()  # (phase, seconds) in the order of the step
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()  # where sampling_params.prompt_logprobs is set

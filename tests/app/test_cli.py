@@ -54,7 +54,7 @@ def test_every_command_has_help(command: tuple[str, ...], capsys: pytest.Capture
         ),
         (
             "bench offline --workload mixd",
-            "pagedeck: --workload must be one of mixed, shared-prefix, interference (or KIND:N), got 'mixd'",
+            "pagedeck: --workload must be one of mixed, shared-prefix, interference, nano-vllm (or KIND:N), got 'mixd'",
         ),
         (
             "bench offline --workload mixed --reps 0",
