@@ -87,7 +87,7 @@ class Narrator:
                 yield "limits", None, self._limits_text(record), None
             case "reset":
                 dropped = evicted(record.changes.blocks)
-                yield "reset", None, f"prefix cache reset {after}: {count(dropped, 'cached block')} dropped", None
+                yield "reset", None, f"prefix cache reset {after}: content of {count(dropped, 'block')} dropped", None
             case "drain":
                 yield "drain", None, f"engine drains {after}: no new requests are taken", None
             case "dead":

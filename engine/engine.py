@@ -222,7 +222,7 @@ class Engine:
             ("request_timeout_s", request.request_timeout_s),
         ):
             if seconds is not None and not 0 < seconds <= MAX_TIMEOUT_S:
-                raise InvalidValueError(name, seconds, f"a number of seconds > 0 and <= {MAX_TIMEOUT_S:g}")
+                raise InvalidValueError(name, seconds, f"a number of seconds > 0 and <= {MAX_TIMEOUT_S:,.0f}")
         self.scheduler.admission.check_fits(len(request.prompt_token_ids), params.n)
 
     def _sequence(self, request: Request) -> Sequence:
@@ -258,6 +258,9 @@ class Engine:
     def abort(self, request_id: str, reason: str = "abort") -> tuple[AbortReceipt, StepResult | None]:
         """End a request in whatever state it is; asked for again, say how it had ended."""
         live = self.scheduler.live_sequences(request_id)
+        if not live and (sequence := self.scheduler.sequence(request_id)) is not None:
+            request_id = sequence.request_id  # the id of a row: it goes with its siblings
+            live = self.scheduler.live_sequences(request_id)
         if not live:
             receipt = self._receipts.get(request_id)
             return receipt or AbortReceipt(request_id, "unknown", self.scheduler.step, 0, 0), None

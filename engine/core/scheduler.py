@@ -90,6 +90,10 @@ class Scheduler:
         """The sequences of a request that have not ended."""
         return [self._sequences[seq_id] for seq_id in self._requests.get(request_id, ())]
 
+    def sequence(self, seq_id: str) -> Sequence | None:
+        """The sequence, if it has not ended."""
+        return self._sequences.get(seq_id)
+
     def finish(self, sequence: Sequence, reason: str, detail: str | None = None) -> int:
         """End a sequence in whatever state it is and free its blocks; returns how many references it held."""
         if sequence.status == "RUNNING":

@@ -231,3 +231,14 @@ def test_the_receipt_of_a_finished_request_counts_the_tokens_of_all_its_sequence
         recorder.take(engine.step())
     receipt, result = engine.abort("two")
     assert (receipt.state, receipt.output_tokens, result) == ("finished:length", 6, None)
+
+
+def test_the_id_of_a_sibling_aborts_its_request() -> None:
+    engine = make_engine()
+    recorder = Recorder(engine)
+    recorder.take(engine.add(make_request("a", n=2, max_tokens=30)))
+    recorder.take(engine.step())
+    receipt, result = engine.abort("a.1")
+    recorder.take(result)
+    assert (receipt.request_id, receipt.state) == ("a", "aborted")
+    assert recorder.ends("a") == ["abort", "abort"]

@@ -47,7 +47,7 @@ export class Actions {
         });
         if (yes) {
           await this.post("/admin/api/prefix-cache/reset", undefined, (r) =>
-            `Prefix cache reset: ${count(r.blocks_dropped ?? cached, "cached block")} dropped.`);
+            `Prefix cache reset: content of ${count(r.blocks_dropped ?? cached, "block")} dropped.`);
         }
         break;
       }

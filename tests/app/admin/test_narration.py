@@ -110,7 +110,7 @@ def test_commands_are_told_with_their_reasons() -> None:
         ("paused", "engine paused after step 18,203: a look"),
         ("resumed", "engine resumed after step 18,203"),
         ("limits", "limits changed to version 2: max_num_seqs 8 → 2"),
-        ("reset", "prefix cache reset after step 18,203: 3 cached blocks dropped"),
+        ("reset", "prefix cache reset after step 18,203: content of 3 blocks dropped"),
         ("drain", "engine drains after step 18,203: no new requests are taken"),
         ("dead", "engine died after step 18,203: RuntimeError: out of memory"),
     ]
