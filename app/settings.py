@@ -275,7 +275,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("long_prefill_token_threshold", "int", _SCHEDULER, LIMIT_ROWS["long_prefill_token_threshold"].help,
             none="no cap"),
     Setting("max_prefill_tokens_while_decoding", "int", _SCHEDULER,
-            LIMIT_ROWS["max_prefill_tokens_while_decoding"].help, none="192 on a CPU, no cap on a GPU"),
+            LIMIT_ROWS["max_prefill_tokens_while_decoding"].help, none="160 on a CPU, no cap on a GPU"),
     Setting("watermark", "float", _SCHEDULER, LIMIT_ROWS["watermark"].help),
     Setting("max_num_queued_reqs", "int", _SCHEDULER, LIMIT_ROWS["max_num_queued_reqs"].help),
     Setting("queue_timeout_s", "seconds", _SCHEDULER, LIMIT_ROWS["queue_timeout_s"].help, none="no limit"),

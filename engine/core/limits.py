@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from engine.errors import LimitsError
 
 # Of max_prefill_tokens_while_decoding; measured, see engine/README.md. A GPU computes whole prompts in a decode's time.
-CPU_PREFILL_SHARE = 192
+CPU_PREFILL_SHARE = 160
 MAX_TIMEOUT_S = 1e9  # thirty years; clocks of operating systems end before ten times as much
 
 
