@@ -11,10 +11,11 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from typing import ClassVar
 
 import pytest
-from hypothesis import settings
+from hypothesis import seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -192,8 +193,12 @@ def seen() -> Iterator[Counter[str]]:
 
 @pytest.mark.timeout(0 if NUM_STEPS > 10_000 else 300)
 def test_no_order_of_events_breaks_an_invariant(seen: Counter[str]) -> None:
-    while seen["steps"] < NUM_STEPS:
-        run_state_machine_as_test(EngineMachine, settings=settings(max_examples=50, stateful_step_count=40))
+    for number in count():
+        if seen["steps"] >= NUM_STEPS:
+            break
+        run_state_machine_as_test(
+            seed(number)(EngineMachine), settings=settings(max_examples=50, stateful_step_count=40)
+        )
     logging.getLogger(__name__).info("seen: %s", dict(seen))
     # What the checks are about did happen.
     for kind in ("preempted", "forked", "hit", "share", "copy", "evict", "timeout", "abort", "length", "error"):

@@ -257,6 +257,7 @@ def test_a_cancelled_submit_that_is_refused_leaves_nothing_behind() -> None:
             await task
         go_on.set()
         await read(stream)
+        await engine.abort("b")  # answered after all that was before it
         assert not engine._streams
         assert len(await read(await engine.submit(make_request("b", max_tokens=2)))) == 2
 
