@@ -70,7 +70,7 @@ def shoot(server: LiveServer, browser: Browser) -> None:
 
     admin = page(browser, "light")
     admin.goto(f"{server.base_url}/admin")
-    admin.locator("input").first.wait_for()
+    admin.locator("#engine-state", has_text="RUNNING").wait_for()
     admin.screenshot(path=FOLDER / "admin-light.png")
     phone = page(browser, "dark", 375, 812)
     phone.goto(f"{server.base_url}/engine")
