@@ -111,7 +111,9 @@ class AsyncEngine:
         if not self.is_dead:
             loop = asyncio.get_running_loop()
             deadline = loop.time() + timeout_s
-            refusal = loop.call_at(deadline, self._refuse_unanswered)
+            # If a step takes longer than there is time, those whose commands wait behind it are told.
+            late = EngineDrainingError("the engine is shutting down, and a step is still running")
+            refusal = loop.call_at(deadline, self._fail_unanswered, late)
             with contextlib.suppress(EngineError, TimeoutError):
                 await self.drain()
                 if not self.state.is_paused:
@@ -285,11 +287,11 @@ class AsyncEngine:
         future.add_done_callback(self._unanswered.discard)
         return future
 
-    def _refuse_unanswered(self) -> None:
-        """A step takes longer than there is time: those whose commands wait behind it are told."""
+    def _fail_unanswered(self, error: EngineError) -> None:
+        """Tell everyone whose command was not answered, wherever it is: in the inbox, applied, or stepping."""
         for future in list(self._unanswered):
             if not future.done():
-                future.set_exception(EngineDrainingError("the engine is shutting down, and a step is still running"))
+                future.set_exception(error)
 
     def _put(self, call: Callable[[], tuple[Any, list[StepResult]]], future: asyncio.Future[Any]) -> None:
         if self.is_dead:
@@ -402,9 +404,6 @@ class AsyncEngine:
             self._dead_reason = f"{type(error).__name__}: {error}"
             self._inbox.put(None)
             self._deliver_death(self._dead_reason)
-            for future, _, _ in publication.answers:
-                if not future.done():
-                    future.set_exception(EngineDeadError(f"the engine is dead: {self._dead_reason}"))
 
     def _take(self, publication: _Publication) -> None:
         records = [result.record for result in publication.results]
@@ -467,16 +466,7 @@ class AsyncEngine:
             stream.put(error)
         self._streams.clear()
         self._idle.set()
-        while True:
-            try:
-                command = self._inbox.get_nowait()
-            except queue.Empty:
-                break
-            if command is not None and not command.future.done():
-                command.future.set_exception(error)
-        for future, _ in self._single_steps.take_answers(may_go_on=False):
-            if not future.done():
-                future.set_exception(error)
+        self._fail_unanswered(error)
         self._tell_listeners([record])
 
 

@@ -175,6 +175,9 @@ def test_a_record_that_the_fold_rejects_fails_every_open_request_and_says_why() 
         for stream in streams:
             with pytest.raises(EngineDeadError, match="KeyError: 'block 7'"):
                 await read(stream)
+        assert engine._thread is not None
+        await asyncio.to_thread(engine._thread.join, 20)
+        assert not engine._thread.is_alive(), "nothing is computed that nobody gets"
         engine.state.apply = type(engine.state).apply.__get__(engine.state)  # type: ignore[method-assign]
         with pytest.raises(EngineDeadError):
             await engine.submit(make_request("c"))
