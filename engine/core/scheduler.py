@@ -266,7 +266,8 @@ class Scheduler:
         num_tokens = budget.grant(sequence.num_tokens - position, position)
         budget.take(num_tokens, position)
         plan.add_new(sequence, num_tokens)
-        self.blocks.expect(sequence, num_tokens)
+        if self.waiting:  # somebody may share it
+            self.blocks.expect(sequence, num_tokens)
         self.log.admitted.append(
             Admitted(sequence.seq_id, sequence.num_computed_tokens, sequence.num_tokens, is_resumed)
         )
